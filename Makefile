@@ -1,0 +1,46 @@
+# Everything happens in .venv, installed from hashed locks: nothing needed but Python 3.11+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+CODE = $(wildcard src tests bench)
+
+.PHONY: install up test check bench lock clean
+
+install: .venv/.installed
+
+# The stamp is written last: an installation that was interrupted is made again.
+.venv/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tallystick needs Python 3.11 or newer; choose one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+up: install
+	$(BIN)/tally up
+
+test: install
+	scripts/test-servers
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CODE)
+
+bench: install
+	$(BIN)/tally bench all
+
+# One lock for every Python from 3.11 on; the resolver is pinned, so that only the packages move.
+LOCK = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-header pyproject.toml
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.7
+	$(LOCK) --extra mysql --extra dev --output-file requirements.lock
+	$(LOCK) --extra peers --constraint requirements.lock --output-file requirements-peers.lock
+	@! grep -nE '://|file:|(^|[ =])/' requirements.lock requirements-peers.lock || { echo 'A lock names a host or a path.'; exit 1; }
+
+# Leaves .tally alone: it may hold somebody's data.
+clean:
+	rm -rf .venv .venv-lock build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,77 @@
+"""Tallystick: money moves exactly once, every movement can be explained, and nothing is lost.
+
+    async with tallystick.open() as tally:
+        outcome = await tally.submit(
+            tallystick.Transfer(debit="amber:dev_1", credit="amber:dev_2", amount_micros=5_000_000, currency="USD"),
+            idempotency_key="invoice-17",
+        )
+"""
+
+from tallystick.core.ledger import Account, Leg
+from tallystick.core.operation import (
+    Fee,
+    Hold,
+    Kind,
+    Operation,
+    Payout,
+    Post,
+    PostLeg,
+    Reading,
+    Refund,
+    Release,
+    TopUp,
+    Transfer,
+)
+from tallystick.core.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
+from tallystick.core.velocity import VelocityLimit
+from tallystick.errors import (
+    Busy,
+    CallerTransaction,
+    Faulted,
+    InFlight,
+    InvariantBroken,
+    Misconfigured,
+    OutcomeUnknown,
+    SchemaMismatch,
+    TallystickError,
+    Unreachable,
+)
+from tallystick.library import Tally, open  # noqa: A004 - read as tallystick.open()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Account",
+    "Busy",
+    "CallerTransaction",
+    "Committed",
+    "Duplicate",
+    "Entry",
+    "Faulted",
+    "Fee",
+    "Hold",
+    "InFlight",
+    "InvariantBroken",
+    "Kind",
+    "Leg",
+    "Misconfigured",
+    "Operation",
+    "Outcome",
+    "OutcomeUnknown",
+    "Payout",
+    "Post",
+    "PostLeg",
+    "Reading",
+    "Refund",
+    "Rejected",
+    "Release",
+    "SchemaMismatch",
+    "Tally",
+    "TallystickError",
+    "TopUp",
+    "Transaction",
+    "Transfer",
+    "Unreachable",
+    "VelocityLimit",
+    "open",
+]

@@ -1,0 +1,170 @@
+"""submit(): every operation applies exactly once.
+
+Twins of one process meet here: the second waits for the first and is answered from it. Twins of several
+processes meet at the primary key of the operation.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, replay
+from tallystick.core.keys import idempotency_key_fault, operation_id
+from tallystick.core.operation import Kinds, Operation
+from tallystick.core.outcome import Committed, Duplicate, Outcome, Rejected
+from tallystick.engine.batch import LedgerWork
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.engine.port import LedgerStore
+from tallystick.errors import Busy, Faulted, InFlight, TallystickError
+from tallystick.settings import LIMITS, Limits
+
+_KEY_FAULTS = {
+    "idempotency_key_missing": ("There is no idempotency key.", "Send one; repeat it when you repeat the request."),
+    "idempotency_key_invalid": ("The idempotency key is not plain text.", "Use visible ASCII characters."),
+    "idempotency_key_too_long": ("The idempotency key is too long.", "Use at most 255 characters."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Leader:
+    """The first of several twins, while it is being worked on."""
+
+    claim: Claim
+    future: "asyncio.Future[Answer]"
+
+
+class Engine:
+    """The one write path of the ledger."""
+
+    def __init__(self, store: LedgerStore, kinds: Kinds, *, limits: Limits = LIMITS) -> None:
+        """Enter it before use; leaving it answers what is queued."""
+        self._kinds = kinds
+        self._limits = limits
+        self._group: GroupCommit[Claim, Answer] = GroupCommit(LedgerWork(store), limits=limits)
+        self._leaders: dict[bytes, _Leader] = {}
+
+    async def __aenter__(self) -> "Engine":
+        """Start taking operations."""
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Answer what is queued, refuse the rest."""
+        await self._group.__aexit__(*exception)
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds this engine runs."""
+        return self._kinds
+
+    @property
+    def group(self) -> GroupCommit[Claim, Answer]:
+        """For its counts."""
+        return self._group
+
+    async def submit(self, tenant: Tenant, operation: Operation, idempotency_key: str) -> Outcome:
+        """Run the operation once under this key, now or earlier, and say which.
+
+        Raises Busy, InFlight, OutcomeUnknown, Unreachable or Faulted: see `errors`. After any of them, the same
+        call with the same key is safe.
+        """
+        claim = self.claim(tenant, operation, idempotency_key)
+        if isinstance(claim, Rejected):
+            return claim
+        leader = self._leaders.get(claim.id)
+        if leader is None:
+            return outcome(await self._lead(claim))
+        return await self._follow(claim, leader)
+
+    async def submit_many(
+        self, tenant: Tenant, operations: Iterable[tuple[Operation, str]]
+    ) -> list[Outcome | TallystickError]:
+        """Submit all at once; the answers stand in the order of the operations.
+
+        Each is on its own: one that fails does not touch the others, and its exception is its answer.
+        """
+        answers: list[Outcome | TallystickError | None] = []
+        waits: list[tuple[int, asyncio.Future[Answer]]] = []
+        follows: list[tuple[int, asyncio.Task[Outcome]]] = []
+        for operation, key in operations:
+            position = len(answers)
+            answers.append(None)
+            claim = self.claim(tenant, operation, key)
+            if isinstance(claim, Rejected):
+                answers[position] = claim
+            elif (leader := self._leaders.get(claim.id)) is not None:
+                follows.append((position, asyncio.create_task(self._follow(claim, leader))))
+            else:
+                try:
+                    waits.append((position, self._lead(claim)))
+                except Busy as busy:
+                    answers[position] = busy
+        for position, future in waits:
+            try:
+                answers[position] = outcome(await future)
+            except TallystickError as error:
+                answers[position] = error
+        for position, task in follows:
+            try:
+                answers[position] = await task
+            except TallystickError as error:
+                answers[position] = error
+        return [answer for answer in answers if answer is not None]
+
+    def claim(self, tenant: Tenant, operation: Operation, idempotency_key: str) -> Claim | Rejected:
+        """Check what can be checked without reading anything."""
+        fault = idempotency_key_fault(idempotency_key)
+        if fault is not None:
+            return Rejected(fault, *_KEY_FAULTS[fault])
+        kind = self._kinds.of(operation)
+        if kind is None:
+            return Rejected(
+                "kind_unknown",
+                f"{type(operation).__name__} is not a kind of operation known here.",
+                "Register it: tallystick.open(kinds=[...]).",
+            )
+        try:
+            refusal = kind.check(operation)
+            if refusal is not None:
+                return refusal
+            request = self._kinds.request(operation)
+        except Exception as cause:
+            raise Faulted(kind.name) from cause
+        return Claim(tenant, operation_id(tenant.name, idempotency_key), idempotency_key, kind, operation, request)
+
+    def _lead(self, claim: Claim) -> "asyncio.Future[Answer]":
+        future = self._group.submit(claim, source=claim.tenant.number)
+        leader = _Leader(claim, future)
+        self._leaders[claim.id] = leader
+        future.add_done_callback(lambda _done: self._dismiss(leader))
+        return future
+
+    def _dismiss(self, leader: _Leader) -> None:
+        if self._leaders.get(leader.claim.id) is leader:
+            del self._leaders[leader.claim.id]
+
+    async def _follow(self, claim: Claim, leader: _Leader) -> Outcome:
+        """Wait for the twin. It committed: replay it. It did not: the key is free, and it is our turn."""
+        deadline = asyncio.get_running_loop().time() + self._limits.wait_seconds
+        current: _Leader | None = leader
+        while current is not None:
+            remaining = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([current.future], timeout=max(remaining, 0))
+            if not current.future.done():
+                raise InFlight(self._limits.wait_seconds)
+            if not current.future.cancelled() and current.future.exception() is None:
+                answer = current.future.result()
+                if isinstance(answer, Committed | Duplicate):
+                    first = current.claim
+                    return replay(claim, Known(first.key, first.request, answer.body))
+            self._dismiss(current)
+            current = self._leaders.get(claim.id)
+        return outcome(await self._lead(claim))
+
+
+def outcome(answer: Answer) -> Outcome:
+    """The answer as a caller sees it: a fault is raised."""
+    if isinstance(answer, Fault):
+        raise Faulted(answer.kind) from answer.cause
+    return answer
+

@@ -1,0 +1,74 @@
+"""A bounded queue whose sources take turns, so that a flood from one does not starve the others.
+
+Pure data: no waiting, no clock. Within a source it is first come, first served.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Items of several sources; `take` goes round the sources, one item each."""
+
+    def __init__(self, capacity: int, capacity_per_source: int) -> None:
+        """Both bounds count items that wait here, not those already taken."""
+        self._capacity = capacity
+        self._capacity_per_source = capacity_per_source
+        self._sources: dict[Hashable, deque[T]] = {}
+        # Whose turn is next. Every source with items stands here exactly once.
+        self._turns: deque[Hashable] = deque()
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many items wait."""
+        return self._size
+
+    def put(self, source: Hashable, item: T) -> bool:
+        """False: there is no room, and nothing changed."""
+        line = self._sources.get(source)
+        if self._size >= self._capacity or (line is not None and len(line) >= self._capacity_per_source):
+            return False
+        self._line(source).append(item)
+        self._size += 1
+        return True
+
+    def put_first(self, source: Hashable, item: T) -> None:
+        """Put back an item that was taken before. It had its room already, so the bounds do not apply."""
+        self._line(source).appendleft(item)
+        self._size += 1
+
+    def take(self, most: int) -> list[T]:
+        """Up to `most` items, the sources in turn."""
+        if len(self._turns) == 1:
+            return self._take_from_only_source(most)
+        taken: list[T] = []
+        while self._turns and len(taken) < most:
+            source = self._turns.popleft()
+            line = self._sources[source]
+            taken.append(line.popleft())
+            if line:
+                self._turns.append(source)
+            else:
+                del self._sources[source]
+        self._size -= len(taken)
+        return taken
+
+    def _take_from_only_source(self, most: int) -> list[T]:
+        (source,) = self._turns
+        line = self._sources[source]
+        taken = [line.popleft() for _ in range(min(most, len(line)))]
+        if not line:
+            del self._sources[source]
+            self._turns.clear()
+        self._size -= len(taken)
+        return taken
+
+    def _line(self, source: Hashable) -> deque[T]:
+        line = self._sources.get(source)
+        if line is None:
+            line = self._sources[source] = deque()
+            self._turns.append(source)
+        return line

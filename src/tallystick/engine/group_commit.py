@@ -1,0 +1,254 @@
+"""Group commit: many callers, few transactions.
+
+Callers queue; a lane takes everything that waits (bounded) and runs one transaction for all of it; then each
+caller gets his own answer. There is no timer: an idle lane takes a lone item at once, and while it works the
+next batch gathers by itself.
+
+    submit ──> queue ──> lane ──> work.commit(batch) ──> answers
+                 ^                     │ Contended   ──> again, stepping around what is held
+                 │                     │ Lost        ──> again: the keys make it safe
+                 └── set aside ────────┤ any error   ──> split in halves until the culprit is alone
+                                       └ SET_ASIDE   ──> back to the queue after a rest
+
+Nothing here knows what an item is. Work must be safe to run again: it recognises what it did before.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Generic, Literal, Protocol, TypeVar
+
+import structlog
+
+from tallystick.engine.fair_queue import FairQueue
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable, require
+from tallystick.settings import LIMITS, Limits
+
+Item = TypeVar("Item", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+I = TypeVar("I")  # noqa: E741
+A = TypeVar("A")
+
+log = structlog.get_logger("tallystick.engine")
+
+
+class SetAside(Enum):
+    """An item blocked by somebody else's transaction, to be tried again after a rest."""
+
+    SET_ASIDE = "set aside"
+
+
+SET_ASIDE: Final = SetAside.SET_ASIDE
+
+
+class Work(Protocol[Item, Answer]):
+    """What a lane does with a batch."""
+
+    async def commit(
+        self, items: Sequence[Item], *, patient: bool
+    ) -> Sequence[Answer | Literal[SetAside.SET_ASIDE]]:
+        """Run one transaction for all items and answer each, in order, after COMMIT.
+
+        Impatient: never wait for a lock; answer SET_ASIDE for what is held. Raises Contended or Lost when the
+        whole batch should run again, anything else when an item is poisonous.
+        """
+
+
+class _Waiting(Generic[I, A]):
+    __slots__ = ("asked_at", "commit_sent", "future", "item", "settled", "source")
+
+    def __init__(self, item: I, source: object, future: "asyncio.Future[A]", asked_at: float) -> None:
+        self.item = item
+        self.source = source
+        self.future = future
+        self.asked_at = asked_at
+        self.settled = False
+        # A COMMIT that held this item was on its way when the connection broke.
+        self.commit_sent = False
+
+
+class GroupCommit(Generic[I, A]):
+    """A bounded queue in front of a few lanes. Use as an async context manager; leaving it drains the queue."""
+
+    def __init__(self, work: Work[I, A], *, limits: Limits = LIMITS) -> None:
+        """Takes no item before it was entered."""
+        self._work = work
+        self._limits = limits
+        self._queue: FairQueue[_Waiting[I, A]] = FairQueue(limits.queue, limits.queue_per_source)
+        self._arrived = asyncio.Event()
+        self._lanes: list[asyncio.Task[None]] = []
+        self._unanswered = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = True
+        # While somebody holds locks for long, lanes step around them instead of waiting each time.
+        self._patient = True
+        self.batches = 0
+        self.answered = 0
+
+    async def __aenter__(self) -> "GroupCommit[I, A]":
+        """Start the lanes."""
+        self._closing = False
+        self._lanes = [
+            asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)
+        ]
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        """Refuse what comes now, answer what waits, stop."""
+        self._closing = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._limits.drain_seconds)
+        except TimeoutError:
+            log.warning("drain_timeout", waiting=len(self._queue))
+        for lane in self._lanes:
+            lane.cancel()
+        await asyncio.gather(*self._lanes, return_exceptions=True)
+        for waiting in self._queue.take(len(self._queue)):
+            self._fail(waiting, Busy(self._limits.retry_after_seconds))
+
+    @property
+    def waiting(self) -> int:
+        """How many items no lane has taken yet."""
+        return len(self._queue)
+
+    def submit(self, item: I, *, source: object) -> "asyncio.Future[A]":
+        """Queue an item; the future gets its answer. Raises Busy at once when there is no room.
+
+        `source` is whom the item belongs to (a tenant): sources take turns.
+        """
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(item, source, future, asyncio.get_running_loop().time())
+        if self._closing or not self._queue.put(source, waiting):
+            raise Busy(self._limits.retry_after_seconds)
+        self._unanswered += 1
+        self._idle.clear()
+        self._arrived.set()
+        return future
+
+    async def _lane(self) -> None:
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            batch = self._queue.take(self._limits.batch)
+            try:
+                await self._settle(batch)
+            except asyncio.CancelledError:
+                # Cancelled around COMMIT, like a lost connection: nobody can say what became of them.
+                for waiting in batch:
+                    self._fail(waiting, OutcomeUnknown())
+                raise
+            except Exception as error:  # noqa: BLE001 - a lane must outlive any bug, and its callers must hear of it
+                log.exception("lane_failed")
+                for waiting in batch:
+                    self._fail(waiting, error)
+
+    async def _settle(self, batch: list[_Waiting[I, A]]) -> None:
+        """Answer every item of the batch, one way or another."""
+        outage = _Outage(self._limits, asyncio.get_running_loop().time())
+        while batch := self._still_wanted(batch):
+            patient = self._patient
+            try:
+                answers = await self._work.commit([waiting.item for waiting in batch], patient=patient)
+            except Contended as contended:
+                if contended.held and not patient:
+                    # Stepping around did not help, so the hold cannot be seen from outside: go on without it.
+                    await self._divide(batch)
+                    return
+                self._patient = self._patient and not contended.held
+            except Lost as lost:
+                for waiting in batch:
+                    waiting.commit_sent = waiting.commit_sent or lost.commit_sent
+                pause = outage.pause(asyncio.get_running_loop().time())
+                if pause is None:
+                    for waiting in batch:
+                        self._fail(waiting, Unreachable(str(lost)))
+                    return
+                await asyncio.sleep(pause)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to some item of this batch
+                if len(batch) == 1:
+                    self._fail(batch[0], error)
+                else:
+                    await self._divide(batch)
+                return
+            else:
+                self._deliver(batch, answers, patient=patient)
+                return
+
+    async def _divide(self, batch: list[_Waiting[I, A]]) -> None:
+        """Run the halves alone, so that one bad item harms no other; a lone one rests."""
+        if len(batch) == 1:
+            self._set_aside(batch)
+            return
+        middle = len(batch) // 2
+        await self._settle(batch[:middle])
+        await self._settle(batch[middle:])
+
+    def _still_wanted(self, batch: list[_Waiting[I, A]]) -> list[_Waiting[I, A]]:
+        """Without those whose caller has gone, or has waited as long as we let anybody wait."""
+        now = asyncio.get_running_loop().time()
+        wanted = []
+        for waiting in batch:
+            if waiting.future.done():
+                self._settled(waiting)
+            elif now - waiting.asked_at > self._limits.wait_seconds:
+                self._fail(waiting, InFlight(self._limits.wait_seconds))
+            else:
+                wanted.append(waiting)
+        return wanted
+
+    def _deliver(self, batch: list[_Waiting[I, A]], answers: Sequence[A | SetAside], *, patient: bool) -> None:
+        require(len(answers) == len(batch), "work answered another number of items than it was given")
+        self.batches += 1
+        blocked = []
+        for waiting, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, SetAside):
+                blocked.append(waiting)
+                continue
+            self.answered += 1
+            if not waiting.future.done():
+                waiting.future.set_result(answer)
+            self._settled(waiting)
+        if blocked:
+            self._set_aside(blocked)
+        elif not patient:
+            self._patient = True
+
+    def _set_aside(self, blocked: list[_Waiting[I, A]]) -> None:
+        asyncio.get_running_loop().call_later(self._limits.deferral_seconds, self._put_back, blocked)
+
+    def _put_back(self, blocked: list[_Waiting[I, A]]) -> None:
+        for waiting in reversed(self._still_wanted(blocked)):
+            self._queue.put_first(waiting.source, waiting)
+        self._arrived.set()
+
+    def _fail(self, waiting: _Waiting[I, A], error: Exception) -> None:
+        if not waiting.future.done():
+            # Whatever stopped us later, the COMMIT that was lost may have succeeded.
+            waiting.future.set_exception(OutcomeUnknown() if waiting.commit_sent else error)
+        self._settled(waiting)
+
+    def _settled(self, waiting: _Waiting[I, A]) -> None:
+        if not waiting.settled:
+            waiting.settled = True
+            self._unanswered -= 1
+            if self._unanswered == 0:
+                self._idle.set()
+
+
+class _Outage:
+    """How long, and how often, a batch is tried again while the database is away."""
+
+    def __init__(self, limits: Limits, began: float) -> None:
+        self._ends = began + limits.outage_seconds
+        self._pause = limits.outage_first_pause_seconds
+        self._longest = limits.outage_longest_pause_seconds
+
+    def pause(self, now: float) -> float | None:
+        """Seconds to rest before the next try; None: it is time to tell the callers."""
+        if now >= self._ends:
+            return None
+        pause, self._pause = self._pause, min(2 * self._pause, self._longest)
+        return pause

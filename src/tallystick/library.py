@@ -1,0 +1,116 @@
+"""The library: `tallystick.open()` gives a `Tally`, the same engine the service uses."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from tallystick import app
+from tallystick.core.idempotency import Tenant
+from tallystick.core.operation import Kind, Operation
+from tallystick.core.outcome import Outcome, Rejected
+from tallystick.engine.engine import Engine
+from tallystick.errors import Misconfigured, TallystickError
+from tallystick.store import account, caller
+from tallystick.store.account import AccountView, EntryView, Put, VelocityLimit
+from tallystick.store.database import Database
+
+
+class Tally:
+    """A tenant's ledger. Made by `tallystick.open()`; safe to share between tasks of one event loop."""
+
+    def __init__(self, database: Database, engine: Engine, tenant: Tenant) -> None:
+        """Use `tallystick.open()`."""
+        self._database = database
+        self._engine = engine
+        self._tenant = tenant
+
+    async def submit(
+        self,
+        operation: Operation,
+        *,
+        idempotency_key: str,
+        connection: "asyncpg.Connection[Any] | None" = None,
+    ) -> Outcome:
+        """Run the operation once under this key: Committed, Duplicate or Rejected.
+
+        With `connection` (an asyncpg connection inside an open transaction) it happens within that transaction,
+        and is committed or rolled back with the caller's own rows: nothing is durable before his COMMIT.
+
+        Raises Busy, InFlight, OutcomeUnknown, Unreachable or Faulted (`tallystick.errors`); after each of them
+        the same call with the same key is safe.
+        """
+        if connection is None:
+            return await self._engine.submit(self._tenant, operation, idempotency_key)
+        claim = self._engine.claim(self._tenant, operation, idempotency_key)
+        if isinstance(claim, Rejected):
+            return claim
+        return await caller.submit(connection, claim)
+
+    async def submit_many(
+        self, operations: Iterable[tuple[Operation, str]]
+    ) -> Sequence[Outcome | TallystickError]:
+        """Submit pairs of operation and key at once. Each stands alone; the answers keep the order."""
+        return await self._engine.submit_many(self._tenant, operations)
+
+    async def put_account(
+        self,
+        account_id: str,
+        *,
+        currency: str,
+        floor_micros: int | None = 0,
+        limits: Sequence[VelocityLimit] = (),
+    ) -> AccountView | Rejected:
+        """Make the account, or give it this floor (None: none) and these velocity limits."""
+        done = await account.put(
+            self._database,
+            self._tenant,
+            account_id,
+            currency=currency,
+            floor_micros=floor_micros,
+            limits=tuple(limits),
+        )
+        if not isinstance(done, Put):
+            return done
+        return await self.account(account_id)
+
+    async def account(self, account_id: str) -> AccountView | Rejected:
+        """The account with its balance now."""
+        return await account.read(self._database, self._tenant, account_id)
+
+    async def balance_at(self, account_id: str, moment: datetime) -> int | Rejected:
+        """The balance in micros at the end of a moment."""
+        found = await account.balance_at(self._database, self._tenant, account_id, moment)
+        return found if isinstance(found, Rejected) else found[0]
+
+    async def entries(
+        self, account_id: str, *, before: int | None = None, most: int = 100
+    ) -> Sequence[EntryView] | Rejected:
+        """Entries with their running balance, newest first; `before` an entry's number continues a page."""
+        return await account.list_entries(self._database, self._tenant, account_id, before=before, most=most)
+
+
+@asynccontextmanager
+async def open(  # noqa: A001 - read as tallystick.open()
+    *,
+    database_url: str | None = None,
+    home: str | Path | None = None,
+    tenant: str = "default",
+    kinds: Iterable[Kind] = (),
+) -> AsyncIterator[Tally]:
+    """A ledger, ready to use: the embedded PostgreSQL, or the one at `database_url`.
+
+    What is not given comes from the settings (`TALLY_DATABASE_URL`, `TALLY_HOME`, `tally.toml`). The schema is
+    brought up to date; leaving the block answers what is queued and closes everything.
+    """
+    settings = app.settings_with(database_url=database_url, home=home)
+    async with app.running(settings, kinds=kinds) as service:
+        found = await service.tenant(tenant)
+        if found is None:
+            message = f"There is no tenant {tenant!r}. Make it with `tally keys create --tenant {tenant}`."
+            raise Misconfigured(message)
+        yield Tally(service.database, service.engine, found)
+

@@ -1,0 +1,158 @@
+"""Every setting and every limit, each with its unit and its reason.
+
+Settings come from the environment (`TALLY_*`) or from `tally.toml` under the same names in lower case without
+the prefix's capitals (`tally_port = 8080`); the environment wins.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tallystick.errors import Misconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of loops, batches, queues, retries and waits. Not settings: chosen by measurement."""
+
+    # Two lanes: while PostgreSQL works on one batch, Python answers the last and gathers the next. A third
+    # gained nothing on two cores (docs/benchmarks.md).
+    lanes: int = 2
+    # Past about 500 the cost per operation no longer falls, and everybody waits for the whole batch.
+    batch: int = 500
+    # About one second of work at full speed: a longer queue only hides that the caller must slow down.
+    queue: int = 20_000
+    # One tenant may fill at most this much of it, so that a flood from one leaves room for the others.
+    queue_per_source: int = 10_000
+    # What a caller is told to wait when the queue is full: the queue is then about half empty.
+    retry_after_seconds: float = 1.0
+    # How long a lane waits for a lock before it sets the blocked items aside: longer than any batch takes.
+    lock_wait_seconds: float = 0.5
+    # How long an item that was set aside rests before it is tried again.
+    deferral_seconds: float = 0.02
+    # How long a caller is kept in all, blocked by somebody else, before he is told so.
+    wait_seconds: float = 10.0
+    # How long a batch is tried again while the database is away; then the callers are told.
+    outage_seconds: float = 5.0
+    # First and longest pause between two tries during an outage.
+    outage_first_pause_seconds: float = 0.05
+    outage_longest_pause_seconds: float = 1.0
+    # A batch takes milliseconds; a statement still running after this is lost.
+    statement_seconds: float = 30.0
+    # A stopped process must not hold locks: the server ends its transaction after this.
+    idle_transaction_seconds: float = 10.0
+    # A caller's own transaction with submits in it may be this old: an old snapshot stalls relay and sealer.
+    caller_transaction_seconds: float = 30.0
+    connect_seconds: float = 10.0
+    close_seconds: float = 5.0
+    # How long shutdown waits for what is queued.
+    drain_seconds: float = 30.0
+    # Connections for reads, beside those of the lanes.
+    readers: int = 8
+    # Operations in one batch call.
+    batch_call: int = 1_000
+    # Bytes in a request body: a full batch call of ordinary operations is 0.3 MB.
+    body_bytes: int = 4 * 1024 * 1024
+    # Rows of one page of a list.
+    page: int = 500
+    # How long an API key's lookup is remembered: a revoked key works at most this much longer.
+    key_memory_seconds: float = 5.0
+    key_memory: int = 10_000
+
+
+LIMITS: Final = Limits()
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:  # noqa: PLR2004 - the range of ports
+        raise ValueError
+    return port
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    name: str
+    default: str | None
+    meaning: str
+    secret: bool = False
+
+
+SPECS: Final = (
+    _Spec("TALLY_DATABASE_URL", None, "PostgreSQL DSN; absent: embedded PostgreSQL under TALLY_HOME", secret=True),
+    _Spec("TALLY_HOME", ".tally", "data of the embedded default"),
+    _Spec("TALLY_HOST", "127.0.0.1", "where the API listens"),
+    _Spec("TALLY_PORT", "8080", "where the API listens"),
+    _Spec("TALLY_API_KEY", None, "a bootstrap admin key for tenant `default`", secret=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The effective settings. `origins` tells where each came from."""
+
+    database_url: str | None = field(default=None, repr=False)
+    home: Path = Path(".tally")
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = field(default=None, repr=False)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(environment: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
+    """Read, check and merge. An unknown or malformed setting stops the start, by name."""
+    environment = os.environ if environment is None else environment
+    path = (directory or Path()) / "tally.toml"
+    values: dict[str, str] = {spec.name: spec.default for spec in SPECS if spec.default is not None}
+    origins = dict.fromkeys((spec.name for spec in SPECS), "default")
+    known = set(origins)
+    for name, value in _from_file(path).items():
+        _require_known(name, known, str(path))
+        values[name], origins[name] = value, path.name
+    for name, value in environment.items():
+        if name.startswith("TALLY_") and not name.startswith("TALLY_TEST_"):
+            _require_known(name, known, "the environment")
+            values[name], origins[name] = value, "environment"
+    try:
+        port = _port(values["TALLY_PORT"])
+    except ValueError:
+        message = f"TALLY_PORT is {values['TALLY_PORT']!r}: it must be a number from 0 to 65535"
+        raise Misconfigured(message) from None
+    for name in ("TALLY_HOST", "TALLY_HOME"):
+        if not values[name]:
+            message = f"{name} is empty"
+            raise Misconfigured(message)
+    return Settings(
+        database_url=values.get("TALLY_DATABASE_URL") or None,
+        home=Path(values["TALLY_HOME"]),
+        host=values["TALLY_HOST"],
+        port=port,
+        api_key=values.get("TALLY_API_KEY") or None,
+        origins=origins,
+    )
+
+
+def _require_known(name: str, known: set[str], where: str) -> None:
+    if name not in known:
+        message = f"{name} (in {where}) is not a setting; `tally config` lists them"
+        raise Misconfigured(message)
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path}: {error}"
+        raise Misconfigured(message) from error
+    values = {}
+    for name, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            message = f"{name} (in {path}) must be text or a whole number"
+            raise Misconfigured(message)
+        values[name.upper()] = str(value)
+    return values

@@ -1,0 +1,1 @@
+"""PostgreSQL: every statement of the product, beside the code that runs it."""

@@ -1,0 +1,179 @@
+"""Accounts on PostgreSQL: make, change, read."""
+
+from datetime import datetime
+from enum import Enum
+
+import asyncpg
+import msgspec
+
+from tallystick.core.audit import step_digest
+from tallystick.core.idempotency import Tenant
+from tallystick.core.ledger import account_unknown
+from tallystick.core.money import MAX_MICROS
+from tallystick.core.operation import account_fault, currency_fault
+from tallystick.core.outcome import Rejected, transaction_name
+from tallystick.core.velocity import VelocityLimit, limits_fault
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
+from tallystick.settings import LIMITS
+from tallystick.store import queries
+from tallystick.store.database import Connection, Database
+
+_SQL = queries.load(__package__, "account.sql")
+
+_BEYOND_EVERY_ENTRY = 2**63 - 1
+
+
+class AccountView(msgspec.Struct, frozen=True):
+    """An account as callers see it. `floor_micros` null: it may go below zero without bound."""
+
+    id: str
+    currency: str
+    floor_micros: int | None
+    balance_micros: int
+    entries: int
+    created_at: datetime
+    limits: tuple[VelocityLimit, ...] = ()
+
+
+class EntryView(msgspec.Struct, frozen=True):
+    """One line of an account's book, with the balance after it."""
+
+    number: int
+    transaction: str
+    amount_micros: int
+    balance_micros: int
+    at: datetime
+
+
+class Put(Enum):
+    """What a PUT of an account did."""
+
+    CREATED = "created"
+    KEPT = "kept"
+
+
+async def put(
+    database: Database,
+    tenant: Tenant,
+    account_id: str,
+    *,
+    currency: str,
+    floor_micros: int | None,
+    limits: tuple[VelocityLimit, ...],
+) -> Put | Rejected:
+    """Make the account, or give it this floor and these limits. Naturally idempotent; journaled."""
+    refusal = put_fault(account_id, currency, floor_micros, limits)
+    if refusal is not None:
+        return refusal
+    for _ in range(2):
+        try:
+            async with database.writing() as connection:
+                return await _put(connection, tenant, account_id, currency, floor_micros, limits)
+        except Contended as contended:
+            if contended.held:
+                raise InFlight(LIMITS.lock_wait_seconds) from contended
+        except Lost as lost:
+            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    raise InFlight(LIMITS.lock_wait_seconds)
+
+
+def put_fault(
+    account_id: object, currency: object, floor_micros: object, limits: tuple[VelocityLimit, ...]
+) -> Rejected | None:
+    """What is wrong with an account as it was asked for, before anything is read."""
+    refusal = account_fault(account_id) or currency_fault(currency)
+    if refusal is not None:
+        return refusal
+    if floor_micros is not None and (type(floor_micros) is not int or abs(floor_micros) > MAX_MICROS):
+        return Rejected("floor_invalid", f"{floor_micros!r:.80} is not a floor.", "Send whole micros, or null for none.")
+    return limits_fault(limits)
+
+
+async def _put(
+    connection: Connection,
+    tenant: Tenant,
+    account_id: str,
+    currency: str,
+    floor_micros: int | None,
+    limits: tuple[VelocityLimit, ...],
+) -> Put | Rejected:
+    number = await connection.fetchval(
+        _SQL["create"], tenant.number, account_id, currency, floor_micros, bool(limits)
+    )
+    created = number is not None
+    if not created:
+        row = await connection.fetchrow(_SQL["lock"], tenant.number, account_id)
+        refusal = _change_refused(account_id, row, currency, floor_micros)
+        if refusal is not None:
+            return refusal
+        number = row["number"]
+        await connection.execute(_SQL["change"], tenant.number, number, floor_micros, bool(limits))
+        await connection.execute(_SQL["clear_limits"], tenant.number, number)
+    for limit in limits:
+        await connection.execute(
+            _SQL["add_limit"], tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros
+        )
+    body = msgspec.json.encode(
+        {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
+    )
+    await connection.execute(_SQL["journal"], tenant.number, body, step_digest(tenant.name, "account", body))
+    return Put.CREATED if created else Put.KEPT
+
+
+def _change_refused(account_id: str, row: asyncpg.Record, currency: str, floor: int | None) -> Rejected | None:
+    held, balance = row["currency"], row["balance_micros"]
+    if held != currency:
+        return Rejected(
+            "currency_mismatch",
+            f"{account_id} holds {held}, and an account's currency never changes.",
+            "Use another account id for another currency.",
+        )
+    if floor is not None and balance < floor:
+        return Rejected(
+            "floor_above_balance",
+            f"{account_id} holds {balance} micros, less than the floor of {floor} asked for.",
+            "Top the account up first, or choose a lower floor.",
+        )
+    return None
+
+
+async def read(database: Database, tenant: Tenant, account_id: str) -> AccountView | Rejected:
+    """The account now."""
+    async with database.reading(tenant.number) as connection:
+        row = await connection.fetchrow(_SQL["read"], tenant.number, account_id)
+    if row is None:
+        return account_unknown(account_id)
+    limits = msgspec.json.decode(row["limits"], type=tuple[VelocityLimit, ...])
+    return AccountView(*row[:6], limits)
+
+
+async def balance_at(database: Database, tenant: Tenant, account_id: str, moment: datetime) -> tuple[int, int] | Rejected:
+    """Balance and number of entries at the end of that moment."""
+    async with database.reading(tenant.number) as connection:
+        row = await connection.fetchrow(_SQL["balance_at"], tenant.number, account_id, moment)
+    return account_unknown(account_id) if row is None else (row["balance_micros"], row["entries"])
+
+
+async def list_accounts(database: Database, tenant: Tenant, *, after: str, most: int) -> list[AccountView]:
+    """Accounts by id, after the one named."""
+    async with database.reading(tenant.number) as connection:
+        rows = await connection.fetch(_SQL["list"], tenant.number, after, most)
+    return [AccountView(*row) for row in rows]
+
+
+async def list_entries(
+    database: Database, tenant: Tenant, account_id: str, *, before: int | None, most: int
+) -> list[EntryView] | Rejected:
+    """Entries, newest first, with the running balance."""
+    async with database.reading(tenant.number) as connection:
+        if await connection.fetchrow(_SQL["read"], tenant.number, account_id) is None:
+            return account_unknown(account_id)
+        rows = await connection.fetch(
+            _SQL["entries"], tenant.number, account_id, before or _BEYOND_EVERY_ENTRY, most
+        )
+    return [
+        EntryView(number, transaction_name(operation_id.bytes), amount, balance, at)
+        for number, operation_id, amount, balance, at in rows
+    ]
+

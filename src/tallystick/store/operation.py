@@ -1,0 +1,189 @@
+"""Operations on PostgreSQL: lock accounts, look keys up, record. One instance is one open transaction."""
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from asyncpg.pgproto.pgproto import UUID
+
+from tallystick.core.idempotency import Claim, Known, Record
+from tallystick.core.ledger import Account, Book
+from tallystick.core.outcome import transaction_id
+from tallystick.core.velocity import Limit
+from tallystick.engine.port import Locked
+from tallystick.errors import require
+from tallystick.store import copying, queries
+from tallystick.store.database import Connection, Database
+
+_SQL = queries.load(__package__, "operation.sql")
+
+# From here on four COPY streams are cheaper than one statement with array parameters.
+_COPY_FROM = 16
+
+Name = tuple[int, bytes]
+
+
+class PostgresLedger:
+    """The engine's store on PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        """Several may share one database."""
+        self._database = database
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator["PostgresTransaction"]:
+        """One transaction on a connection of the pool."""
+        async with self._database.writing() as connection:
+            yield PostgresTransaction(connection)
+
+
+class PostgresTransaction:
+    """See `engine.port.LedgerTransaction`."""
+
+    def __init__(self, connection: Connection) -> None:
+        """The connection is inside a transaction; who opened it ends it."""
+        self._connection = connection
+        self._numbers: dict[tuple[int, str], int] = {}
+
+    async def read(self, names: Collection[Name]) -> Mapping[Name, Known]:
+        """See the port."""
+        rows = await self._connection.fetch(_SQL["read"], *_columns(names))
+        return {
+            (row["tenant_id"], row["id"].bytes): Known(row["key"], row["request"], row["body"]) for row in rows
+        }
+
+    async def read_closed(self, names: Collection[Name]) -> AbstractSet[Name]:
+        """See the port."""
+        rows = await self._connection.fetch(_SQL["read_closed"], *_columns(names))
+        return {(row["tenant_id"], row["closed_id"].bytes) for row in rows}
+
+    async def lock_accounts(self, wanted: Collection[tuple[int, str]], *, patient: bool) -> Locked:
+        """See the port."""
+        # Ids hold no line feed (core.operation.account_fault), so one text can carry them all.
+        tenants, ids = _literal([tenant for tenant, _ in wanted]), "\n".join([name for _, name in wanted])
+        statement = "lock_accounts" if patient else "lock_free_accounts"
+        rows = await self._connection.fetch(_SQL[statement], tenants, ids)
+        at = datetime.min.replace(tzinfo=UTC)
+        books: dict[int, Book] = {}
+        limited = []
+        for tenant, number, name, currency, floor, balance, entries, is_limited, posted_at, locked_at in rows:
+            # Within an account time never goes back, also when the server's clock does.
+            at = max(at, locked_at, posted_at)
+            self._numbers[tenant, name] = number
+            books.setdefault(tenant, {})[name] = Account(number, name, currency, floor, balance, entries)
+            if is_limited:
+                limited.append((tenant, number, name))
+        if limited:
+            await self._add_limits(books, limited, at)
+        blocked = frozenset[tuple[int, str]]()
+        if not patient and len(rows) < len(wanted):
+            existing = await self._connection.fetch(_SQL["existing_accounts"], tenants, ids)
+            blocked = frozenset((tenant, name) for tenant, name in existing) - self._numbers.keys()
+        return Locked(books, at, blocked)
+
+    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime) -> None:
+        names = {(tenant, number): name for tenant, number, name in limited}
+        rows = await self._connection.fetch(
+            _SQL["velocity"], [tenant for tenant, _ in names], [number for _, number in names], at
+        )
+        limits: dict[tuple[int, int], list[Limit]] = {}
+        for tenant, number, window, max_count, max_sum, count, micros in rows:
+            limits.setdefault((tenant, number), []).append(Limit(window, max_count, max_sum, count, micros))
+        for (tenant, number), found in limits.items():
+            name = names[tenant, number]
+            a = books[tenant][name]
+            books[tenant][name] = Account(
+                number, name, a.currency, a.floor_micros, a.balance_micros, a.entries, tuple(found)
+            )
+
+    async def claim(
+        self, claims: Sequence[Claim], *, patient: bool
+    ) -> tuple[Mapping[Name, Known], AbstractSet[Name]]:
+        """See the port. The claim itself is the insert in `record`: the primary key lets one of two through."""
+        names = [(claim.tenant.number, claim.id) for claim in claims]
+        held = frozenset[Name]()
+        if not patient:
+            rows = await self._connection.fetch(_SQL["try_keys"], *_columns(names))
+            held = frozenset((row["tenant_id"], row["id"].bytes) for row in rows)
+        return await self.read(names), held
+
+    async def hold(self, claim: Claim) -> None:
+        """Make lanes step around this key until the caller's transaction ends."""
+        await self._connection.execute(_SQL["hold_key"], claim.tenant.number, UUID(claim.id))
+
+    async def record(self, records: Sequence[Record], at: datetime) -> None:
+        """See the port."""
+        records = sorted(records, key=_lock_order)
+        if len(records) < _COPY_FROM:
+            await self._record_by_statement(records, at)
+        else:
+            await self._record_by_copy(records, at)
+        await self._close([record for record in records if record.closes is not None])
+
+    async def _record_by_statement(self, records: Sequence[Record], at: datetime) -> None:
+        """One round trip, for the lone caller who waits for it."""
+        lines = [(record.claim.tenant.number, record.claim.id, entry) for record in records for entry in record.entries]
+        await self._connection.execute(
+            _SQL["record"],
+            [record.claim.tenant.number for record in records],
+            [UUID(record.claim.id) for record in records],
+            [record.claim.key for record in records],
+            [record.claim.request for record in records],
+            [record.body for record in records],
+            [record.digest for record in records],
+            at,
+            [tenant for tenant, _, _ in lines],
+            [self._numbers[tenant, entry.account] for tenant, _, entry in lines],
+            [entry.number for _, _, entry in lines],
+            [UUID(id_) for _, id_, _ in lines],
+            [entry.amount_micros for _, _, entry in lines],
+            [entry.balance_micros for _, _, entry in lines],
+        )
+
+    async def _record_by_copy(self, records: Sequence[Record], at: datetime) -> None:
+        """Four streams, each far cheaper per row."""
+        time = copying.moment(at)
+        await self._copy("operation", copying.OPERATION_COLUMNS, copying.operations(records, time))
+        await self._copy("entry", copying.ENTRY_COLUMNS, copying.entries(records, self._numbers, time))
+        await self._copy("journal", copying.JOURNAL_COLUMNS, copying.journal(records))
+        await self._copy("outbox", copying.OUTBOX_COLUMNS, copying.outbox(records))
+
+    async def _copy(self, table: str, columns: Sequence[str], rows: bytes) -> None:
+        await self._connection.copy_to_table(
+            table, schema_name="tally", columns=columns, source=_at_once(rows), format="binary"
+        )
+
+    async def _close(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        closed = [transaction_id(record.closes or "") for record in records]
+        require(None not in closed, "a record closes something that has no id")
+        await self._connection.execute(
+            _SQL["close"],
+            [record.claim.tenant.number for record in records],
+            [UUID(id_) for id_ in closed],
+            [UUID(record.claim.id) for record in records],
+        )
+
+    async def unclaim(self, claims: Sequence[Claim]) -> None:
+        """See the port: nothing was written, so there is nothing to take back."""
+
+
+def _columns(names: Collection[Name]) -> tuple[str, str]:
+    """Numbers and ids as array literals: asyncpg takes several times longer to encode an array of them."""
+    tenants, ids = _literal([tenant for tenant, _ in names]), ",".join([id_.hex() for _, id_ in names])
+    return tenants, "{" + ids + "}"
+
+
+def _literal(numbers: list[int]) -> str:
+    return "{" + repr(numbers)[1:-1] + "}"
+
+
+def _lock_order(record: Record) -> Name:
+    return record.claim.tenant.number, record.claim.id
+
+
+async def _at_once(rows: bytes) -> AsyncIterator[bytes]:
+    """As a stream, because asyncpg would read a file in a thread."""
+    yield rows

@@ -1,0 +1,62 @@
+"""Servers shared by the whole run, and what is said of them at its end."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import servers
+
+REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
+
+
+@pytest.fixture(scope="session")
+def embedded18() -> Iterator[servers.Server]:
+    """PostgreSQL 18 from the wheel that ships."""
+    yield from _served(servers.embedded18())
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[servers.Server]:
+    """The oldest PostgreSQL the engine promises to work with."""
+    yield from _served(servers.postgres15())
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[servers.Server]:
+    yield from _served(servers.mariadb())
+
+
+@pytest.fixture(scope="session")
+def embedded18_dsn(embedded18: servers.Server) -> str:
+    return embedded18.fresh_database()
+
+
+@pytest.fixture(scope="session")
+def postgres15_dsn(postgres15: servers.Server) -> str:
+    return postgres15.fresh_database()
+
+
+@pytest.fixture(scope="session")
+def mariadb_dsn(mariadb: servers.Server) -> str:
+    return mariadb.fresh_database()
+
+
+def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server]:
+    if isinstance(server, servers.Missing):
+        if REQUIRE_ALL:
+            pytest.fail(f"{server.name}: {server.reason}")
+        pytest.skip(f"{server.name}: {server.reason}")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+# Outermost, so that its lines come after every other summary: they must not be missed.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    yield
+    for engine in servers.missing():
+        terminalreporter.write_line(f"Not tested on {engine.name}: {engine.reason}", yellow=True)
