@@ -73,7 +73,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     entries: tuple[Entry, ...]
     closes: str | None
-    digest: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """What the journal keeps of it. PostgreSQL computes the same from the same bytes."""
+        return step_digest(self.claim.tenant.name, "operation", self.claim.request, self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +161,7 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
         closes,
     )
     body = encode_transaction(transaction)
-    digest = step_digest(claim.tenant.name, "operation", claim.request, body)
-    return Record(claim, body, posted, closes, digest)
+    return Record(claim, body, posted, closes)
 
 
 def _already_closed(name: str) -> Rejected:

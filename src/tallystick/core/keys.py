@@ -17,7 +17,7 @@ from uuid import UUID
 MAX_IDEMPOTENCY_KEY_CHARACTERS: Final = 255
 
 _VERSION: Final = b"tallystick/key/1"
-_OPERATION_VERSION: Final = "tallystick/operation/1"
+OPERATION_VERSION: Final = "tallystick/operation/1"
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32
 _OPERATION_ID_BYTES: Final = 16
@@ -146,7 +146,7 @@ def operation_id(tenant: str, idempotency_key: str) -> bytes:
 
     Every operation passes here, so the encoding is one string: each length (in code points) before its text.
     """
-    text = f"{_OPERATION_VERSION}:{len(tenant)}:{tenant}:{len(idempotency_key)}:{idempotency_key}"
+    text = f"{OPERATION_VERSION}:{len(tenant)}:{tenant}:{len(idempotency_key)}:{idempotency_key}"
     return sha256(text.encode()).digest()[:_OPERATION_ID_BYTES]
 
 

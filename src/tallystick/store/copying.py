@@ -15,16 +15,11 @@ _MICROSECOND = timedelta(microseconds=1)
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 
-_SUBJECT = b"operation"
-_TOPIC = b"operation.committed"
-
 # Field count, then length and value of each field.
 _ENTRY = Struct("!h" + "ii" + "iq" + "iq" + "i16s" + "iq" + "iq" + "iq").pack
 _OPERATION = Struct("!h" + "ii" + "i16s").pack
 _LENGTH = Struct("!i").pack
 _TIME = Struct("!iq").pack
-_JOURNAL = Struct(f"!h ii i{len(_SUBJECT)}s i16s i32s".replace(" ", "")).pack
-_OUTBOX = Struct(f"!h ii i{len(_TOPIC)}s i16s".replace(" ", "")).pack
 
 OPERATION_COLUMNS = ("tenant_id", "id", "key", "request", "body", "at")
 ENTRY_COLUMNS = (
@@ -36,8 +31,6 @@ ENTRY_COLUMNS = (
     "balance_micros",
     "at",
 )
-JOURNAL_COLUMNS = ("tenant_id", "subject", "operation_id", "digest")
-OUTBOX_COLUMNS = ("tenant_id", "topic", "operation_id")
 
 
 def moment(at: datetime) -> int:
@@ -79,25 +72,6 @@ def entries(records: Iterable[Record], numbers: dict[tuple[int, str], int], at: 
                 )
             )
     return _whole(parts)
-
-
-def journal(records: Iterable[Record]) -> bytes:
-    """One row per record."""
-    length = len(_SUBJECT)
-    parts = [
-        _JOURNAL(4, 4, record.claim.tenant.number, length, _SUBJECT, 16, record.claim.id, 32, record.digest)
-        for record in records
-    ]
-    return _whole([_HEADER, *parts])
-
-
-def outbox(records: Iterable[Record]) -> bytes:
-    """One row per record."""
-    length = len(_TOPIC)
-    parts = [
-        _OUTBOX(3, 4, record.claim.tenant.number, length, _TOPIC, 16, record.claim.id) for record in records
-    ]
-    return _whole([_HEADER, *parts])
 
 
 def _whole(parts: list[bytes]) -> bytes:

@@ -59,24 +59,17 @@ SELECT tenant_id, id
 SELECT pg_advisory_xact_lock($1::integer, hashtext($2::uuid::text));
 
 -- name: record
--- One statement for everything a batch writes. The rows of tally.operation go in sorted: their primary key is
--- the lock on the idempotency key, and it is taken after those on the accounts.
+-- One statement for a small batch. The rows of tally.operation go in sorted: their primary key is the lock on
+-- the idempotency key, and it is taken after those on the accounts. Triggers do the rest: balances, journal, outbox.
 WITH operation AS (
     INSERT INTO tally.operation (tenant_id, id, key, request, body, at)
-    SELECT tenant_id, id, key, request, body, $7
+    SELECT tenant_id, id, key, request, body, $6
       FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[])
            AS fresh (tenant_id, id, key, request, body)
-), journal AS (
-    INSERT INTO tally.journal (tenant_id, subject, operation_id, digest)
-    SELECT tenant_id, 'operation', id, digest
-      FROM unnest($1::integer[], $2::uuid[], $6::bytea[]) AS fresh (tenant_id, id, digest)
-), outbox AS (
-    INSERT INTO tally.outbox (tenant_id, topic, operation_id)
-    SELECT tenant_id, 'operation.committed', id FROM unnest($1::integer[], $2::uuid[]) AS fresh (tenant_id, id)
 )
 INSERT INTO tally.entry (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at)
-SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_micros, $7
-  FROM unnest($8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bigint[], $13::bigint[])
+SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_micros, $6
+  FROM unnest($7::integer[], $8::bigint[], $9::bigint[], $10::uuid[], $11::bigint[], $12::bigint[])
        AS fresh (tenant_id, account_number, number, operation_id, amount_micros, balance_micros);
 
 -- name: close

@@ -113,13 +113,33 @@ CREATE TABLE tally.outbox (
     CHECK ((operation_id IS NULL) <> (body IS NULL))
 );
 
+-- Every operation enters journal and outbox because it exists, not because somebody remembered to write them.
+-- The digest is that of core/audit.py: length-prefixed tenant, subject, request and answer.
+CREATE FUNCTION tally.operation_recorded() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    INSERT INTO tally.journal (tenant_id, subject, operation_id, digest)
+    SELECT f.tenant_id, 'operation', f.id,
+           sha256('tallystick/journal/1'::bytea || t.prefix || int4send(octet_length(f.request)) || f.request
+                  || int4send(octet_length(f.body)) || f.body)
+      FROM (SELECT tenant_id, int4send(octet_length(name)) || convert_to(name, 'UTF8')
+                              || int4send(9) || 'operation'::bytea AS prefix FROM tally.tenant) AS t
+      JOIN fresh f USING (tenant_id);
+    INSERT INTO tally.outbox (tenant_id, topic, operation_id)
+    SELECT tenant_id, 'operation.committed', id FROM fresh;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER operation_recorded AFTER INSERT ON tally.operation
+    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tally.operation_recorded();
+
 -- Conservation, the running balance, and the walls between tenants, for all entries of a statement at once.
+-- The look-up of the operation is a scalar subquery on purpose: always a probe of its index, however large it grew.
 CREATE FUNCTION tally.entry_posted() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
     fault record;
 BEGIN
     WITH chained AS (
-        SELECT f.*,
+        SELECT f.tenant_id, f.account_number, f.number, f.amount_micros, f.balance_micros, f.at,
                lag(f.balance_micros) OVER account_order AS before,
                lead(f.number) OVER account_order IS NULL AS is_last
           FROM fresh f
@@ -139,15 +159,16 @@ BEGIN
            AND c.is_chained AND c.opening = a.balance_micros AND c.first_number = a.entries + 1
            AND c.first_at >= a.posted_at
         RETURNING a.tenant_id, a.number, a.currency
-    ), unbalanced AS (
-        SELECT f.operation_id
+    ), movement AS (
+        SELECT f.tenant_id, f.operation_id, sum(f.amount_micros) <> 0 AS is_unbalanced,
+               (SELECT o.id FROM tally.operation o WHERE o.tenant_id = f.tenant_id AND o.id = f.operation_id) IS NULL
+                   AS is_orphan
           FROM fresh f JOIN moved m ON m.tenant_id = f.tenant_id AND m.number = f.account_number
          GROUP BY f.tenant_id, f.operation_id, m.currency
-        HAVING sum(f.amount_micros) <> 0
     )
     SELECT (SELECT count(*) FROM change) - (SELECT count(*) FROM moved) AS misplaced,
-           (SELECT count(*) FROM unbalanced) AS unbalanced
-      INTO fault;
+           count(*) FILTER (WHERE is_unbalanced) AS unbalanced, count(*) FILTER (WHERE is_orphan) AS orphans
+      INTO fault FROM movement;
     IF fault.misplaced <> 0 THEN
         RAISE EXCEPTION 'tally: % account(s) are not this tenant''s, or their entries do not continue the '
                         'running balance', fault.misplaced USING ERRCODE = 'TS001';
@@ -156,19 +177,24 @@ BEGIN
         RAISE EXCEPTION 'tally: conservation: % operation(s) do not sum to zero per currency', fault.unbalanced
               USING ERRCODE = 'TS002';
     END IF;
+    IF fault.orphans <> 0 THEN
+        RAISE EXCEPTION 'tally: entries of % operation(s) that their tenant does not have', fault.orphans
+              USING ERRCODE = 'TS003';
+    END IF;
     RETURN NULL;
 END $$;
 
 CREATE TRIGGER entry_posted AFTER INSERT ON tally.entry
     REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tally.entry_posted();
 
--- The foreign key from (tenant_id, operation_id) to tally.operation, checked once per statement.
+-- Rows that other code writes about an operation must name one of their own tenant. Those written by
+-- operation_recorded (depth 1) come from the operation itself.
 CREATE FUNCTION tally.names_own_operation() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
     IF EXISTS (
         SELECT 1 FROM fresh f
-         WHERE f.operation_id IS NOT NULL AND NOT EXISTS (
-               SELECT 1 FROM tally.operation o WHERE o.tenant_id = f.tenant_id AND o.id = f.operation_id)
+         WHERE f.operation_id IS NOT NULL
+           AND (SELECT o.id FROM tally.operation o WHERE o.tenant_id = f.tenant_id AND o.id = f.operation_id) IS NULL
     ) THEN
         RAISE EXCEPTION 'tally: a row of % names an operation that its tenant does not have', TG_TABLE_NAME
               USING ERRCODE = 'TS003';
@@ -176,12 +202,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER names_own_operation AFTER INSERT ON tally.entry
-    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tally.names_own_operation();
-CREATE TRIGGER names_own_operation AFTER INSERT ON tally.journal
-    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tally.names_own_operation();
-CREATE TRIGGER names_own_operation AFTER INSERT ON tally.outbox
-    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tally.names_own_operation();
+CREATE TRIGGER names_own_operation AFTER INSERT ON tally.journal REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION tally.names_own_operation();
+CREATE TRIGGER names_own_operation AFTER INSERT ON tally.outbox REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION tally.names_own_operation();
 
 -- What is written stays as it is: history can be corrected only by a further operation.
 CREATE FUNCTION tally.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$

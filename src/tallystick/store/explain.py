@@ -1,0 +1,98 @@
+"""Explain: everything known of a key, a transaction or an account, in the order it happened."""
+
+from datetime import datetime
+
+import msgspec
+from asyncpg.pgproto.pgproto import UUID
+
+from tallystick.core.audit import step_digest
+from tallystick.core.idempotency import Tenant
+from tallystick.core.keys import operation_id
+from tallystick.core.money import format_amount
+from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
+from tallystick.store import account, queries
+from tallystick.store.database import Database
+
+_SQL = queries.load(__package__, "explain.sql")
+
+# The newest entries of an account; the rest is paged through the API.
+_ENTRIES_SHOWN = 20
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing that happened."""
+
+    at: datetime
+    what: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What was found under a name, and its timeline."""
+
+    what: str
+    id: str
+    summary: str
+    timeline: tuple[Step, ...]
+
+
+async def explain(database: Database, tenant: Tenant, name: str) -> list[Explanation]:
+    """Everything this tenant has under that key or id; empty: nothing."""
+    found = [
+        await _operation(database, tenant, transaction_id(name)),
+        await _operation(database, tenant, operation_id(tenant.name, name)) if name.isascii() else None,
+        await _account(database, tenant, name),
+    ]
+    return [explanation for explanation in found if explanation is not None]
+
+
+async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> Explanation | None:
+    if id_ is None:
+        return None
+    async with database.reading(tenant.number) as connection:
+        row = await connection.fetchrow(_SQL["operation"], tenant.number, UUID(id_))
+    if row is None:
+        return None
+    transaction = read_transaction(row["body"])
+    at = transaction.at
+    steps = [
+        Step(at, f"committed under key {row['key']!r} as {transaction.kind}: {row['request'].decode()}"),
+        *(
+            Step(
+                at,
+                f"entry {entry.number} of {entry.account}: {format_amount(entry.amount_micros, entry.currency)}, "
+                f"balance {format_amount(entry.balance_micros, entry.currency)}",
+            )
+            for entry in transaction.entries
+        ),
+        Step(at, f"journaled under digest {step_digest(tenant.name, 'operation', row['request'], row['body']).hex()}"),
+    ]
+    if transaction.closes is not None:
+        steps.append(Step(at, f"closes {transaction.closes}"))
+    if row["closed_by"] is not None:
+        closer = await _operation(database, tenant, row["closed_by"].bytes)
+        closed_at = closer.timeline[0].at if closer else at
+        steps.append(Step(closed_at, f"released or refunded by {transaction_name(row['closed_by'].bytes)}"))
+    moved = " and ".join(
+        f"{format_amount(entry.amount_micros, entry.currency)} to {entry.account}"
+        for entry in transaction.entries
+        if entry.amount_micros > 0
+    )
+    return Explanation("transaction", transaction.id, f"{transaction.kind}: {moved}", tuple(steps))
+
+
+async def _account(database: Database, tenant: Tenant, name: str) -> Explanation | None:
+    found = await account.read(database, tenant, name)
+    if isinstance(found, Rejected):
+        return None
+    floor = "none" if found.floor_micros is None else format_amount(found.floor_micros, found.currency)
+    entries = await account.list_entries(database, tenant, name, before=None, most=_ENTRIES_SHOWN)
+    steps = [] if isinstance(entries, Rejected) else [
+        Step(
+            entry.at,
+            f"entry {entry.number}: {format_amount(entry.amount_micros, found.currency)} by {entry.transaction}, "
+            f"balance {format_amount(entry.balance_micros, found.currency)}",
+        )
+        for entry in reversed(entries)
+    ]
+    summary = f"balance {format_amount(found.balance_micros, found.currency)}, floor {floor}, {found.entries} entries"
+    return Explanation("account", found.id, summary, (Step(found.created_at, "account made"), *steps))

@@ -1,0 +1,52 @@
+"""Verify: the constitution against the rows, all in one snapshot, safe to run beside a working engine."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import msgspec
+
+from tallystick.core.keys import OPERATION_VERSION
+from tallystick.errors import Unreachable
+from tallystick.settings import LIMITS
+from tallystick.store import queries
+from tallystick.store.database import GONE
+
+_SQL = queries.load(__package__, "verify.sql")
+
+_PROMISES = {
+    "conservation": "every transaction and all balances sum to zero per currency",
+    "solvency": "no account is below its floor",
+    "balances": "every balance equals its entries, numbered without a gap",
+    "one_effect_per_key": "every key has one outcome, and the books show exactly that",
+    "journal": "every operation is journaled once, under the digest of its bytes",
+    "tenants": "no row refers to another tenant's",
+}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was found about one invariant. `broken` counts the places where it does not hold."""
+
+    invariant: str
+    promise: str
+    checked: int
+    broken: int
+
+
+async def verify(dsn: str) -> AsyncIterator[Verdict]:
+    """One verdict per invariant, as each is reached. Reads everything: minutes with tens of millions of rows."""
+    try:
+        connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
+    except GONE as error:
+        raise Unreachable(str(error) or type(error).__name__) from error
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            # Sorting millions of entries on disk is several times slower.
+            await connection.execute("SET LOCAL work_mem = '256MB'")
+            for name, promise in _PROMISES.items():
+                statement = _SQL[name].replace("{version}", OPERATION_VERSION)
+                broken, checked = await connection.fetchrow(statement)
+                yield Verdict(name, promise, checked, broken)
+    except GONE as error:
+        raise Unreachable(str(error) or type(error).__name__) from error
+    finally:
+        await connection.close(timeout=LIMITS.close_seconds)

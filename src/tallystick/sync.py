@@ -1,0 +1,96 @@
+"""The synchronous twin, for Django, Flask and scripts.
+
+    with tallystick.sync.open() as tally:
+        tally.submit(tallystick.Transfer(...), idempotency_key="invoice-17")
+
+The engine runs on an event loop in a thread of its own; calls from any number of threads share its group commit.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tallystick import library
+from tallystick.core.operation import Kind, Operation
+from tallystick.core.outcome import Outcome, Rejected
+from tallystick.core.velocity import VelocityLimit
+from tallystick.errors import TallystickError
+from tallystick.store.account import AccountView, EntryView
+
+T = TypeVar("T")
+
+
+class Tally:
+    """`tallystick.Tally` for callers without an event loop. Safe to share between threads."""
+
+    def __init__(self, tally: library.Tally, loop: asyncio.AbstractEventLoop) -> None:
+        """Use `tallystick.sync.open()`."""
+        self._tally = tally
+        self._loop = loop
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def submit(self, operation: Operation, *, idempotency_key: str) -> Outcome:
+        """See `tallystick.Tally.submit`."""
+        return self._wait(self._tally.submit(operation, idempotency_key=idempotency_key))
+
+    def submit_many(self, operations: Iterable[tuple[Operation, str]]) -> Sequence[Outcome | TallystickError]:
+        """See `tallystick.Tally.submit_many`."""
+        return self._wait(self._tally.submit_many(operations))
+
+    def put_account(
+        self,
+        account_id: str,
+        *,
+        currency: str,
+        floor_micros: int | None = 0,
+        limits: Sequence[VelocityLimit] = (),
+    ) -> AccountView | Rejected:
+        """See `tallystick.Tally.put_account`."""
+        return self._wait(
+            self._tally.put_account(account_id, currency=currency, floor_micros=floor_micros, limits=limits)
+        )
+
+    def account(self, account_id: str) -> AccountView | Rejected:
+        """See `tallystick.Tally.account`."""
+        return self._wait(self._tally.account(account_id))
+
+    def balance_at(self, account_id: str, moment: datetime) -> int | Rejected:
+        """See `tallystick.Tally.balance_at`."""
+        return self._wait(self._tally.balance_at(account_id, moment))
+
+    def entries(
+        self, account_id: str, *, before: int | None = None, most: int = 100
+    ) -> Sequence[EntryView] | Rejected:
+        """See `tallystick.Tally.entries`."""
+        return self._wait(self._tally.entries(account_id, before=before, most=most))
+
+
+@contextmanager
+def open(  # noqa: A001 - read as sync.open()
+    *,
+    database_url: str | None = None,
+    home: str | Path | None = None,
+    tenant: str = "default",
+    kinds: Iterable[Kind] = (),
+) -> Iterator[Tally]:
+    """A ledger, ready to use from ordinary code. The arguments are those of `tallystick.open()`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="tallystick", daemon=True)
+    thread.start()
+    opening = library.open(database_url=database_url, home=home, tenant=tenant, kinds=kinds)
+    try:
+        tally = asyncio.run_coroutine_threadsafe(opening.__aenter__(), loop).result()
+        try:
+            yield Tally(tally, loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(opening.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
