@@ -6,8 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests import servers
+from tests.planted.bugs import BUGS
 
+PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
+
+
+if PLANTED is not None:
+    BUGS[PLANTED].plant()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from tallystick.core.outcome import Committed, Duplicate, Outcome, Rejected
 from tallystick.engine.batch import LedgerWork
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import LedgerStore
-from tallystick.errors import Busy, Faulted, InFlight, TallystickError
+from tallystick.errors import Faulted, InFlight, TallystickError
 from tallystick.settings import LIMITS, Limits
 
 _KEY_FAULTS = {
@@ -84,26 +84,29 @@ class Engine:
         Each is on its own: one that fails does not touch the others, and its exception is its answer.
         """
         answers: list[Outcome | TallystickError | None] = []
-        waits: list[tuple[int, asyncio.Future[Answer]]] = []
+        waits: list[tuple[int, str, asyncio.Future[Answer]]] = []
         follows: list[tuple[int, asyncio.Task[Outcome]]] = []
         for operation, key in operations:
             position = len(answers)
             answers.append(None)
-            claim = self.claim(tenant, operation, key)
-            if isinstance(claim, Rejected):
-                answers[position] = claim
-            elif (leader := self._leaders.get(claim.id)) is not None:
-                follows.append((position, asyncio.create_task(self._follow(claim, leader))))
-            else:
-                try:
-                    waits.append((position, self._lead(claim)))
-                except Busy as busy:
-                    answers[position] = busy
-        for position, future in waits:
+            try:
+                claim = self.claim(tenant, operation, key)
+                if isinstance(claim, Rejected):
+                    answers[position] = claim
+                elif (leader := self._leaders.get(claim.id)) is not None:
+                    follows.append((position, asyncio.create_task(self._follow(claim, leader))))
+                else:
+                    waits.append((position, claim.kind.name, self._lead(claim)))
+            except TallystickError as error:
+                answers[position] = error
+        for position, kind, future in waits:
             try:
                 answers[position] = outcome(await future)
             except TallystickError as error:
                 answers[position] = error
+            except Exception as cause:  # noqa: BLE001 - what the database refused of one must not hide the others
+                fault = answers[position] = Faulted(kind)
+                fault.__cause__ = cause
         for position, task in follows:
             try:
                 answers[position] = await task

@@ -98,15 +98,18 @@ async def _put(
     floor_micros: int | None,
     limits: tuple[VelocityLimit, ...],
 ) -> Put | Rejected:
-    number = await connection.fetchval(
-        _SQL["create"], tenant.number, account_id, currency, floor_micros, bool(limits)
-    )
-    created = number is not None
-    if not created:
-        row = await connection.fetchrow(_SQL["lock"], tenant.number, account_id)
-        refusal = _change_refused(account_id, row, currency, floor_micros)
-        if refusal is not None:
-            return refusal
+    row = await connection.fetchrow(_SQL["lock"], tenant.number, account_id)
+    held, balance = (currency, 0) if row is None else (row["currency"], row["balance_micros"])
+    refusal = change_fault(account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros)
+    if refusal is not None:
+        return refusal
+    if row is None:
+        number = await connection.fetchval(
+            _SQL["create"], tenant.number, account_id, currency, floor_micros, bool(limits)
+        )
+        if number is None:
+            raise Contended("the account was made by somebody else meanwhile", held=False)
+    else:
         number = row["number"]
         await connection.execute(_SQL["change"], tenant.number, number, floor_micros, bool(limits))
         await connection.execute(_SQL["clear_limits"], tenant.number, number)
@@ -118,21 +121,23 @@ async def _put(
         {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
     )
     await connection.execute(_SQL["journal"], tenant.number, body, step_digest(tenant.name, "account", body))
-    return Put.CREATED if created else Put.KEPT
+    return Put.CREATED if row is None else Put.KEPT
 
 
-def _change_refused(account_id: str, row: asyncpg.Record, currency: str, floor: int | None) -> Rejected | None:
-    held, balance = row["currency"], row["balance_micros"]
+def change_fault(
+    account_id: str, *, held: str, balance_micros: int, currency: str, floor_micros: int | None
+) -> Rejected | None:
+    """What is wrong with it against the account as it is; a new one holds nothing of its own currency."""
     if held != currency:
         return Rejected(
             "currency_mismatch",
             f"{account_id} holds {held}, and an account's currency never changes.",
             "Use another account id for another currency.",
         )
-    if floor is not None and balance < floor:
+    if floor_micros is not None and balance_micros < floor_micros:
         return Rejected(
             "floor_above_balance",
-            f"{account_id} holds {balance} micros, less than the floor of {floor} asked for.",
+            f"{account_id} holds {balance_micros} micros, less than the floor of {floor_micros} asked for.",
             "Top the account up first, or choose a lower floor.",
         )
     return None

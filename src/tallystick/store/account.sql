@@ -1,5 +1,5 @@
 -- name: create
--- DO NOTHING answers a second creation with no row: the caller then changes what may be changed.
+-- DO NOTHING answers a second creation with no row: the caller then begins again, and finds the first.
 INSERT INTO tally.account (tenant_id, id, currency, floor_micros, limited)
 VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT (tenant_id, id) DO NOTHING

@@ -10,9 +10,9 @@ from importlib import resources
 
 import asyncpg
 
-from tallystick.errors import Misconfigured, SchemaMismatch, Unreachable
+from tallystick.errors import SchemaMismatch
 from tallystick.settings import LIMITS
-from tallystick.store.database import GONE
+from tallystick.store.database import reachable
 
 # Any two numbers that nobody else uses for an advisory lock in this database.
 _LOCK = (0x7A11, 0x57CC)
@@ -54,16 +54,8 @@ def migrations() -> list[Migration]:
 
 async def migrate(dsn: str) -> list[Migration]:
     """Bring the database to this code's schema; returns what was applied. Safe to run twice at once."""
-    try:
+    with reachable():
         connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
-    except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        message = f"TALLY_DATABASE_URL: the server refused the connection: {error}"
-        raise Misconfigured(message) from error
-    except (ValueError, asyncpg.ClientConfigurationError) as error:
-        message = f"TALLY_DATABASE_URL is not a PostgreSQL address: {error}"
-        raise Misconfigured(message) from error
-    except GONE as error:
-        raise Unreachable(str(error) or type(error).__name__) from error
     try:
         # A session lock, not one per transaction: each migration commits on its own.
         await connection.execute("SELECT pg_advisory_lock($1, $2)", *_LOCK)

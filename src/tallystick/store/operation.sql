@@ -27,11 +27,12 @@ SELECT tenant_id, id
 
 -- name: velocity
 -- What each window of a limited account holds already. Read under the account's lock, so it cannot grow meanwhile.
+-- Money that goes round can sum to more than any balance: no limit is larger than what the sum is cut to.
 SELECT l.tenant_id, l.account_number, l.window_seconds, l.max_count, l.max_sum_micros, used.debits, used.micros
   FROM unnest($1::integer[], $2::bigint[]) AS wanted (tenant_id, account_number)
   JOIN tally.velocity_limit l USING (tenant_id, account_number)
  CROSS JOIN LATERAL (
-       SELECT count(*) AS debits, coalesce(-sum(e.amount_micros), 0)::bigint AS micros
+       SELECT count(*) AS debits, least(coalesce(-sum(e.amount_micros), 0), 9223372036854775807)::bigint AS micros
          FROM tally.entry e
         WHERE e.tenant_id = l.tenant_id AND e.account_number = l.account_number AND e.amount_micros < 0
           AND e.number > tally.entry_number_at(l.tenant_id, l.account_number,

@@ -9,7 +9,7 @@ from tallystick.core.keys import OPERATION_VERSION
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
 from tallystick.store import queries
-from tallystick.store.database import GONE
+from tallystick.store.database import GONE, reachable
 
 _SQL = queries.load(__package__, "verify.sql")
 
@@ -34,10 +34,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 async def verify(dsn: str) -> AsyncIterator[Verdict]:
     """One verdict per invariant, as each is reached. Reads everything: minutes with tens of millions of rows."""
-    try:
+    with reachable():
         connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
-    except GONE as error:
-        raise Unreachable(str(error) or type(error).__name__) from error
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             # Sorting millions of entries on disk is several times slower.

@@ -82,9 +82,17 @@ ON DUPLICATE KEY UPDATE idempotency_key = VALUES(idempotency_key), request = VAL
                         at = VALUES(at)
 
 -- name: enter
--- A trigger moves each account's balance along, and refuses an entry that does not follow from the one before.
 INSERT INTO tally_entry (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at)
 VALUES (%s, %s, %s, %s, %s, %s, %s)
+
+-- name: move
+-- After the entries: a trigger compares each balance with the entries written since.
+UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (
+           tenant_id INT PATH '$[0]', number BIGINT PATH '$[1]',
+           balance_micros BIGINT PATH '$[2]', entries BIGINT PATH '$[3]')) AS moved
+       STRAIGHT_JOIN tally_account a FORCE INDEX (PRIMARY)
+          ON a.tenant_id = moved.tenant_id AND a.number = moved.number
+   SET a.balance_micros = moved.balance_micros, a.entries = moved.entries, a.posted_at = %s
 
 -- name: journal
 INSERT INTO tally_journal (tenant_id, subject, operation_id, digest) VALUES (%s, %s, %s, %s)

@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS tally_tenant (
 
 INSERT INTO tally_tenant (name) VALUES ('default') ON DUPLICATE KEY UPDATE name = name;
 
--- balance_micros and entries follow the entries: see entry_posted and account_kept below.
+-- balance_micros and entries follow the entries: see tally_account_kept below.
 CREATE TABLE IF NOT EXISTS tally_account (
     tenant_id      INT NOT NULL,
     number         BIGINT NOT NULL AUTO_INCREMENT,
@@ -114,21 +114,8 @@ CREATE TABLE IF NOT EXISTS tally_outbox (
     CONSTRAINT tally_outbox_event CHECK ((operation_id IS NULL) <> (body IS NULL))
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- The balance moves with the entry, and only if the entry continues the running balance, the numbers and the time.
-DROP TRIGGER IF EXISTS tally_entry_posted;
-CREATE TRIGGER tally_entry_posted AFTER INSERT ON tally_entry FOR EACH ROW
-BEGIN
-    UPDATE tally_account
-       SET balance_micros = NEW.balance_micros, entries = NEW.number, posted_at = NEW.at
-     WHERE tenant_id = NEW.tenant_id AND number = NEW.account_number
-       AND balance_micros = NEW.balance_micros - NEW.amount_micros
-       AND entries = NEW.number - 1 AND posted_at <= NEW.at;
-    IF ROW_COUNT() <> 1 THEN
-        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tally: an entry does not continue its account''s running balance';
-    END IF;
-END;
-
--- What an account is never changes, and a balance needs an entry that says so.
+-- What an account is never changes; and a balance moves by exactly the entries written since it moved last. Asked once
+-- per account and batch: a trigger on each entry was measured at 70 microseconds per entry, three times the insert itself.
 DROP TRIGGER IF EXISTS tally_account_kept;
 CREATE TRIGGER tally_account_kept BEFORE UPDATE ON tally_account FOR EACH ROW
 BEGIN
@@ -136,10 +123,15 @@ BEGIN
     THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tally: what an account is never changes';
     END IF;
+    IF NEW.posted_at < OLD.posted_at THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tally: within an account time never goes back';
+    END IF;
     IF (OLD.balance_micros <> NEW.balance_micros OR OLD.entries <> NEW.entries) AND NOT EXISTS (
         SELECT 1 FROM tally_entry e
          WHERE e.tenant_id = NEW.tenant_id AND e.account_number = NEW.number
-           AND e.number = NEW.entries AND e.balance_micros = NEW.balance_micros)
+           AND e.number > OLD.entries AND e.number <= NEW.entries
+        HAVING COUNT(*) = NEW.entries - OLD.entries
+           AND SUM(e.amount_micros) = CAST(NEW.balance_micros AS DECIMAL(20)) - OLD.balance_micros)
     THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tally: a balance is moved by entries alone';
     END IF;

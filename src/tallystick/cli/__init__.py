@@ -1,0 +1,58 @@
+"""`tally`: data to stdout, talk to stderr.
+
+Exit 0 done, 1 the answer is bad news, 2 wrong usage or settings, 3 a dependency is out of reach.
+"""
+
+import sys
+
+import click
+
+from tallystick.cli.bench import bench
+from tallystick.cli.config import config
+from tallystick.cli.explain import explain
+from tallystick.cli.keys import keys
+from tallystick.cli.migrate import migrate
+from tallystick.cli.serve import serve, up
+from tallystick.cli.verify import verify
+from tallystick.errors import Misconfigured, SchemaMismatch, TallystickError, Unreachable
+from tallystick.store.embedded import EmbeddedFailed
+
+BAD_NEWS, WRONG_USAGE, OUT_OF_REACH = 1, 2, 3
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tallystick", prog_name="tally")
+def tally() -> None:
+    """Move money exactly once, and be able to show it.
+
+    Settings are TALLY_* environment variables or tally.toml; `tally config` shows the effective ones.
+    Exit status: 0 done, 1 the answer is bad news, 2 wrong usage or settings, 3 a dependency is out of reach.
+    """
+
+
+for command in (up, serve, migrate, config, keys, verify, explain, bench):
+    tally.add_command(command)
+
+
+def main() -> None:
+    """Run a command; an error is a sentence and an exit status, not a traceback."""
+    try:
+        tally.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(WRONG_USAGE)
+    except (Misconfigured, SchemaMismatch) as error:
+        _say(error)
+        sys.exit(WRONG_USAGE)
+    except (Unreachable, EmbeddedFailed) as error:
+        _say(error)
+        sys.exit(OUT_OF_REACH)
+    except TallystickError as error:
+        _say(error)
+        sys.exit(BAD_NEWS)
+
+
+def _say(error: Exception) -> None:
+    click.echo(f"tally: {error}", err=True)

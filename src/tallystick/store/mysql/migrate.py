@@ -1,0 +1,93 @@
+"""Migrations: numbered SQL files, applied once each, in order, under a lock. The rules are PostgreSQL's.
+
+One thing differs: DDL commits by itself here, so an interrupted migration is half done. It is recorded only when
+whole, and every file can be run again.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+
+from asyncmy import errors
+
+from tallystick.errors import Misconfigured, SchemaMismatch, Unreachable
+from tallystick.settings import LIMITS
+from tallystick.store.migrate import Migration
+from tallystick.store.mysql.address import read_address
+from tallystick.store.mysql.database import Session, first_session, plain
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS tally_migration (
+    number     INT NOT NULL PRIMARY KEY,
+    name       VARCHAR(100) NOT NULL,
+    digest     CHAR(64) NOT NULL,
+    applied_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6))
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
+"""
+# Names of locks are shared by the whole server, and at most 64 characters long.
+_LOCK = "CONCAT('tally-migrate-', LEFT(SHA2(DATABASE(), 256), 32))"
+_BINARY_LOG_NEEDS_TRUST = 1419
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this code, in order."""
+    found = []
+    for file in resources.files(__package__).joinpath("migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, file.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda migration: migration.number)
+
+
+async def migrate(dsn: str) -> list[Migration]:
+    """Bring the database to this code's schema; returns what was applied. Safe to run twice at once."""
+    session = await first_session(read_address(dsn))
+    try:
+        async with _alone(session):
+            return await _apply(session, migrations())
+    except (errors.MySQLError, OSError) as error:
+        if error.args[:1] == (_BINARY_LOG_NEEDS_TRUST,):
+            raise Misconfigured(
+                "The server writes a binary log and lets only administrators create triggers. Nothing was recorded. "
+                "Have one run: SET GLOBAL log_bin_trust_function_creators = 1; then migrate again."
+            ) from error
+        raise Unreachable(plain(error)) from error
+    finally:
+        session.abandon()
+
+
+@asynccontextmanager
+async def _alone(session: Session) -> AsyncIterator[None]:
+    ((got,),) = await session.rows(f"SELECT GET_LOCK({_LOCK}, {LIMITS.transaction_seconds:.0f})")
+    if got != 1:
+        raise Unreachable("another process is migrating this database")
+    # Given back when the connection closes.
+    yield
+
+
+async def _apply(session: Session, wanted: list[Migration]) -> list[Migration]:
+    await session.execute(_TABLE)
+    applied = {number: digest for number, digest in await session.rows("SELECT number, digest FROM tally_migration")}
+    newest = max((migration.number for migration in wanted), default=0)
+    if applied and max(applied) > newest:
+        raise SchemaMismatch(
+            f"The database has migration {max(applied)} and this version of Tallystick knows {newest}. "
+            f"Nothing was changed. Install the version that migrated it, or a newer one."
+        )
+    fresh = []
+    for migration in wanted:
+        digest = applied.get(migration.number)
+        if digest is None:
+            await session.script(migration.sql)
+            await session.execute(
+                "INSERT INTO tally_migration (number, name, digest) VALUES (%s, %s, %s)",
+                *(migration.number, migration.name, migration.digest),
+            )
+            await session.commit()
+            fresh.append(migration)
+        elif digest != migration.digest:
+            raise SchemaMismatch(
+                f"Migration {migration.number} ({migration.name}) was applied with other contents than this "
+                f"version of Tallystick has. Nothing was changed. Install the version that applied it."
+            )
+    return fresh

@@ -1,0 +1,46 @@
+"""The HTTP API as one ASGI application.
+
+A request goes
+
+    server ──> Router ──> Resource (method, key, problems, counts) ──> endpoint ──> engine, store
+"""
+
+from starlette.routing import Route as PathRoute
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from tallystick.app import Service
+from tallystick.web import openapi
+from tallystick.web.access import Doorkeeper
+from tallystick.web.account import Accounts
+from tallystick.web.docs import Documentation
+from tallystick.web.health import Vitals
+from tallystick.web.metrics import Metrics
+from tallystick.web.operation import Operations
+from tallystick.web.resource import Resource, nowhere
+from tallystick.web.route import Route
+from tallystick.web.routes import routes
+
+
+def build(service: Service) -> ASGIApp:
+    """The application for a running service."""
+    metrics = Metrics(service.engine)
+    table = route_table(service, metrics)
+    doorkeeper = Doorkeeper(service.database)
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in table:
+        by_path.setdefault(route.path, {})[route.method] = route
+    # A bare Router without Starlette's middleware: the resource does its work, and the hot path is shorter.
+    return Router(
+        [PathRoute(path, Resource(path, methods, doorkeeper, metrics)) for path, methods in by_path.items()],
+        redirect_slashes=False,
+        default=nowhere,
+    )
+
+
+def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
+    """Every route, with the documentation made from the same table."""
+    documentation = Documentation()
+    table = routes(Operations(service, metrics), Accounts(service), Vitals(service, metrics), documentation)
+    documentation.describe(openapi.document(table))
+    return table

@@ -1,0 +1,140 @@
+"""A request and its reply, kept thin: the hot path builds one of each, and nothing else, per operation."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tallystick.core.outcome import Rejected
+from tallystick.settings import LIMITS
+from tallystick.store.tenant import Access
+from tallystick.web.problem import Problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = b"application/json"
+PROBLEM_JSON = b"application/problem+json"
+_MAX_QUERY_FIELDS = 20
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Call:
+    """One request. `access` is set by the time an endpoint that needs a key sees it."""
+
+    __slots__ = ("access", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, access: Access) -> None:
+        """Reads nothing yet."""
+        self.scope = scope
+        self.receive = receive
+        self.access = access
+
+    def path(self, name: str) -> str:
+        """The part of the path that the route calls by this name."""
+        return str(self.scope["path_params"][name])
+
+    def headers(self, name: bytes) -> list[bytes]:
+        """Every value sent under this name (in lower case)."""
+        return [value for header, value in self.scope["headers"] if header == name]
+
+    def query(self, *known: str) -> dict[str, str] | Rejected:
+        """The query parameters. A misspelled one is refused: it must not silently change the answer."""
+        remedy = f"This call takes {', '.join(known)}, each once." if known else "This call takes none."
+        try:
+            pairs = parse_qsl(
+                self.scope["query_string"].decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=_MAX_QUERY_FIELDS,
+            )
+        except ValueError:
+            return Rejected("query_invalid", "The query cannot be read.", remedy)
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in known or name in found:
+                return Rejected(
+                    "query_invalid", f"The query parameter {name!r:.80} is unknown or repeated.", remedy
+                )
+            found[name] = value
+        return found
+
+    async def body(self) -> bytes | Rejected:
+        """The whole body, declared as JSON. What is too large is refused as soon as that is known."""
+        if not _declares_json(self.headers(b"content-type")):
+            return Rejected(
+                "content_type_unsupported",
+                "The Content-Type is not application/json.",
+                "Send UTF-8 JSON and say so.",
+            )
+        length = self.headers(b"content-length")
+        if length and int(length[0]) > LIMITS.body_bytes:
+            return _too_large()
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return Rejected("body_incomplete", "The connection closed within the body.", "Send it again.")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > LIMITS.body_bytes:
+                return _too_large()
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _declares_json(values: list[bytes]) -> bool:
+    if values == [JSON]:
+        return True
+    if len(values) != 1:
+        return False
+    media, _, parameter = (part.strip() for part in values[0].lower().partition(b";"))
+    return media == JSON and parameter.replace(b'"', b"") in (b"", b"charset=utf-8")
+
+
+def _too_large() -> Rejected:
+    return Rejected(
+        "body_too_large",
+        f"The body is larger than {LIMITS.body_bytes} bytes.",
+        f"Send at most {LIMITS.batch_call} operations, in smaller bodies.",
+    )
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What goes back. `headers` come on top of the type and the length."""
+
+    status: int
+    body: bytes
+    media_type: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+    async def send(self, send: Send) -> None:
+        """Write it out."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status,
+                "headers": [
+                    (b"content-type", self.media_type),
+                    (b"content-length", b"%d" % len(self.body)),
+                    *self.headers,
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_reply(status: int, value: object) -> Reply:
+    """A value as JSON."""
+    return Reply(status, _encode(value))
+
+
+def problem_reply(problem: Problem, *headers: Header) -> Reply:
+    """A problem, with the headers its status asks for."""
+    return Reply(problem.status, _encode(problem), PROBLEM_JSON, headers)

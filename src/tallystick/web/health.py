@@ -1,0 +1,82 @@
+"""Whether this process lives, and whether it can serve. No key needed, and nothing secret in the answers."""
+
+import asyncio
+
+import msgspec
+
+from tallystick.app import Service
+from tallystick.core.outcome import Rejected
+from tallystick.errors import Unreachable
+from tallystick.settings import LIMITS
+from tallystick.web.call import Call, Reply, json_reply
+from tallystick.web.metrics import Metrics
+
+# Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
+_CHECK_SECONDS = 2.0
+_EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing this process needs."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`failed` names the checks that fail; `checks` is there when asked for with `verbose`."""
+
+    status: str
+    failed: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+
+class Vitals:
+    """The endpoints that watch the service itself."""
+
+    def __init__(self, service: Service, metrics: Metrics) -> None:
+        """Asks the database only when asked itself."""
+        self._service = service
+        self._metrics = metrics
+        self._asking: asyncio.Task[Check] | None = None
+
+    async def live(self, call: Call) -> Reply | Rejected:
+        """The event loop turns: that is all."""
+        query = call.query()
+        return query if isinstance(query, Rejected) else json_reply(200, Health("alive"))
+
+    async def ready(self, call: Call) -> Reply | Rejected:
+        """Ready, or the names of the checks that fail."""
+        query = call.query("verbose")
+        if isinstance(query, Rejected):
+            return query
+        checks = (await self._database_once(), self._queue())
+        failed = tuple(check.name for check in checks if not check.ok)
+        health = Health("not ready" if failed else "ready", failed, checks if "verbose" in query else ())
+        return json_reply(503 if failed else 200, health)
+
+    async def metrics(self, call: Call) -> Reply | Rejected:
+        """Counts for Prometheus."""
+        query = call.query()
+        return query if isinstance(query, Rejected) else Reply(200, self._metrics.exposition(), _EXPOSITION)
+
+    async def _database_once(self) -> Check:
+        # Anybody may ask: however many do, the database is asked by one at a time.
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._database())
+        return await asyncio.shield(self._asking)
+
+    async def _database(self) -> Check:
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS), self._service.database.owning() as connection:
+                await connection.execute("SELECT 1")
+        except TimeoutError:
+            return Check("database", ok=False, detail=f"did not answer within {_CHECK_SECONDS:g} s")
+        except Unreachable:
+            return Check("database", ok=False, detail="cannot be reached")
+        return Check("database", ok=True, detail="answers")
+
+    def _queue(self) -> Check:
+        waiting = self._service.engine.group.waiting
+        return Check("queue", ok=waiting < LIMITS.queue, detail=f"{waiting} of {LIMITS.queue} places taken")

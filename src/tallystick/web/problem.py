@@ -1,0 +1,170 @@
+"""Problems: every refusal and failure as RFC 9457 `application/problem+json`.
+
+One table gives each stable code its HTTP status and title. A refusal (`Rejected`) may come from the core,
+from a user's own kind, or from here; a code that is not in the table (a user's own) is answered with 422.
+"""
+
+import math
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from tallystick.core.outcome import Rejected
+from tallystick.errors import Busy, Faulted, InFlight, OutcomeUnknown, Unreachable
+from tallystick.settings import LIMITS
+
+NOTHING_MOVED: Final = "No money moved."
+_UNLISTED_STATUS: Final = 422
+
+PROBLEMS: Final = MappingProxyType(
+    {
+        # The request cannot be understood.
+        "json_invalid": (400, "The body is not JSON"),
+        "json_field_repeated": (400, "A JSON field is given twice"),
+        "body_incomplete": (400, "The body broke off"),
+        "field_invalid": (400, "A field is missing, unknown or of the wrong type"),
+        "query_invalid": (400, "A query parameter is wrong"),
+        "idempotency_key_missing": (400, "There is no idempotency key"),
+        "idempotency_key_invalid": (400, "The idempotency key cannot be used"),
+        "idempotency_key_too_long": (400, "The idempotency key is too long"),
+        "kind_unknown": (400, "There is no such kind of operation"),
+        "amount_not_integer": (400, "The amount is not a whole number of micros"),
+        "amount_not_positive": (400, "The amount is not positive"),
+        "amount_overflow": (400, "The amount is too large"),
+        "currency_unknown": (400, "There is no such currency"),
+        "account_invalid": (400, "The account id cannot be used"),
+        "floor_invalid": (400, "The floor is not an amount"),
+        "limits_invalid": (400, "The velocity limits cannot be kept"),
+        "memo_invalid": (400, "The memo cannot be stored"),
+        "same_account": (400, "An account is named twice"),
+        "leg_invalid": (400, "A leg moves nothing"),
+        "legs_missing": (400, "Too few or too many legs"),
+        "legs_unbalanced": (400, "The legs do not sum to zero"),
+        "release_invalid": (400, "The release is incomplete"),
+        # Who asks, and for what.
+        "unauthenticated": (401, "The API key is missing or unknown"),
+        "forbidden": (403, "The API key may not do this"),
+        "path_unknown": (404, "There is nothing at this address"),
+        "account_unknown": (404, "There is no such account"),
+        "transaction_unknown": (404, "There is no such transaction"),
+        "method_not_allowed": (405, "This address has no such method"),
+        "body_too_large": (413, "The body is too large"),
+        "batch_too_large": (413, "Too many operations in one batch"),
+        "content_type_unsupported": (415, "The body is not declared as JSON"),
+        # Understood, and refused as things stand.
+        "insufficient_funds": (402, "Insufficient funds"),
+        "velocity_exceeded": (429, "A velocity limit is used up"),
+        "key_reused": (422, "The idempotency key belongs to another request"),
+        "in_flight": (409, "Another request holds the key or an account"),
+        "currency_mismatch": (409, "The account holds another currency"),
+        "already_closed": (409, "Already released or refunded"),
+        "not_a_boundary": (409, "The account is not a boundary account"),
+        "not_refundable": (409, "This kind cannot be refunded"),
+        "release_too_large": (409, "More than is held"),
+        "floor_above_balance": (409, "The balance is below that floor"),
+        "balance_overflow": (409, "The balance would be too large"),
+        # Our side.
+        "handler_failed": (500, "The handler of this kind failed"),
+        "internal_error": (500, "Internal error"),
+        "busy": (503, "Busy"),
+        "outcome_unknown": (503, "The outcome is not known"),
+        "database_unreachable": (503, "The database is out of reach"),
+    }
+)
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request was not done.
+
+    `detail` says what happened, `money` where the money is, `remedy` what to do. `code` is stable, for
+    programs. `fields` names what is to blame, or what differs when a key was used for another request.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    money: str
+    remedy: str
+    fields: tuple[str, ...] = ()
+
+
+def status_of(code: str) -> int:
+    """The HTTP status of a code."""
+    return PROBLEMS[code][0] if code in PROBLEMS else _UNLISTED_STATUS
+
+
+def refused(rejected: Rejected) -> Problem:
+    """A refusal as a problem: it left no trace, so no money moved."""
+    return _problem(rejected.code, rejected.detail, NOTHING_MOVED, rejected.remedy, rejected.fields)
+
+
+def failed(error: Exception) -> Problem:
+    """An exception as a problem. Its own words stay in the log: they may name hosts, files or handlers."""
+    match error:
+        case Busy():
+            return _problem(
+                "busy",
+                "More work is waiting than can be held.",
+                NOTHING_MOVED,
+                "Send the same request with the same key after the seconds in Retry-After.",
+            )
+        case InFlight():
+            return _problem(
+                "in_flight",
+                "Another request held this key, or an account it needs, for longer than we wait.",
+                "This request moved no money; the other one may.",
+                "Send the same request with the same key after the seconds in Retry-After.",
+            )
+        case OutcomeUnknown():
+            return _problem(
+                "outcome_unknown",
+                "The database connection was lost while the request was being committed.",
+                "It may have moved, once.",
+                "Send the same request with the same key: it will happen once, or be replayed.",
+            )
+        case Unreachable():
+            return _problem(
+                "database_unreachable",
+                "The database cannot be reached.",
+                NOTHING_MOVED,
+                "Send the same request with the same key after the seconds in Retry-After.",
+            )
+        case Faulted():
+            return _problem(
+                "handler_failed",
+                "The handler of this kind of operation raised an exception; the server's log has it.",
+                NOTHING_MOVED,
+                "Have the handler repaired, then send the same request with the same key.",
+            )
+        case _:
+            return _problem(
+                "internal_error",
+                "Something that should not happen did; the server's log has it.",
+                "Not known. Nothing moves twice under one key.",
+                "Report it. Repeating the same request with the same key is safe.",
+            )
+
+
+def retry_after_seconds(error: Exception) -> int | None:
+    """When it is worth trying again; None: not by waiting."""
+    if isinstance(error, Busy):
+        return math.ceil(error.retry_after_seconds)
+    if isinstance(error, InFlight | OutcomeUnknown | Unreachable):
+        return math.ceil(LIMITS.retry_after_seconds)
+    return None
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error is one that callers are promised, rather than a bug."""
+    return isinstance(error, Busy | InFlight | OutcomeUnknown | Unreachable)
+
+
+def _problem(code: str, detail: str, money: str, remedy: str, fields: tuple[str, ...] = ()) -> Problem:
+    if code in PROBLEMS:
+        status, title = PROBLEMS[code]
+    else:
+        status, title = _UNLISTED_STATUS, code.replace("_", " ").capitalize()
+    return Problem(f"/docs#{code}", title, status, detail, code, money, remedy, fields)

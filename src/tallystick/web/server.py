@@ -1,0 +1,103 @@
+"""The HTTP server: uvicorn inside our own event loop, stopped without dropping what it has begun."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tallystick.errors import Misconfigured
+from tallystick.settings import LIMITS
+
+# Connections the kernel holds while we are busy; more than any test of ours opened at once.
+_BACKLOG: Final = 2048
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+async def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    on_listening: Callable[[str, int], None] = lambda _host, _port: None,
+) -> None:
+    """Serve until SIGINT, SIGTERM or cancellation; then answer what was begun (bounded) and return.
+
+    Port 0 takes a free one; `on_listening` is told the real one. Run it under uvloop (`uvloop.run`).
+    """
+    listener = _listen(host, port)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=ceil(LIMITS.drain_seconds),
+        ),
+        lambda: on_listening(host, listener.getsockname()[1]),
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    with _stopped_by_signals(server):
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await serving
+            raise
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again at its end, which kills the process before the engine has
+        # drained and the embedded database has stopped.
+        yield
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """The first signal asks the server to finish; the second, to hurry."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        message = f"TALLY_HOST, TALLY_PORT: cannot listen on {host} port {port}: {error.strerror or error}"
+        raise Misconfigured(message) from error

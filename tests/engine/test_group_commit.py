@@ -1,0 +1,373 @@
+"""Group commit alone, in front of a work that does exactly what the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from tallystick.engine.group_commit import SET_ASIDE, GroupCommit, SetAside
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import Busy, InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.settings import LIMITS, Limits
+
+Answers = Sequence[str | Literal[SetAside.SET_ASIDE]]
+Script = Callable[["Work", list[str], bool], Awaitable[Answers]]
+
+# One lane makes the order of batches certain; short waits keep the tests short.
+ONE_LANE = replace(
+    LIMITS,
+    lanes=1,
+    deferral_seconds=0.001,
+    outage_seconds=0.05,
+    outage_first_pause_seconds=0.001,
+    outage_longest_pause_seconds=0.01,
+    wait_seconds=5.0,
+    drain_seconds=5.0,
+)
+
+
+class Work:
+    """Answers each item with itself and a mark, unless its script does otherwise. `open` lets batches through."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.batches: list[list[str]] = []
+        self.patience: list[bool] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self._script = script
+
+    async def commit(self, items: Sequence[str], *, patient: bool) -> Answers:
+        self.batches.append(list(items))
+        self.patience.append(patient)
+        await self.open.wait()
+        if self._script is not None:
+            return await self._script(self, list(items), patient)
+        return done(items)
+
+
+def done(items: Sequence[str]) -> list[str | Literal[SetAside.SET_ASIDE]]:
+    return [f"{item} done" for item in items]
+
+
+@asynccontextmanager
+async def grouping(script: Script | None = None, limits: Limits = ONE_LANE) -> AsyncIterator[tuple[Work, Any]]:
+    work = Work(script)
+    async with GroupCommit(work, limits=limits) as group:
+        yield work, group
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything run that can run without waiting for time to pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def occupied(work: Work, group: Any) -> "asyncio.Future[str]":
+    """Keep the only lane busy until `work.open` is set."""
+    work.open.clear()
+    first: asyncio.Future[str] = group.submit("first", source="a")
+    await turns()
+    assert work.batches == [["first"]]
+    return first
+
+
+def raising(*errors: Exception) -> Script:
+    """Raise these, one per commit; then succeed."""
+    left = list(errors)
+
+    async def script(_work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        if left:
+            raise left.pop(0)
+        return done(items)
+
+    return script
+
+
+async def test_an_idle_lane_takes_a_lone_item_at_once() -> None:
+    """A timer would add its wait to every quiet payment."""
+    async with grouping() as (work, group):
+        future = group.submit("x", source="a")
+        await turns()
+        assert future.result() == "x done"
+        assert work.batches == [["x"]]
+
+
+async def test_while_a_lane_works_the_next_batch_gathers_by_itself() -> None:
+    async with grouping() as (work, group):
+        first = await occupied(work, group)
+        rest = [group.submit(f"x{n}", source="a") for n in range(10)]
+        await turns()
+        assert group.waiting == 10
+        work.open.set()
+        assert await first == "first done"
+        assert await asyncio.gather(*rest) == [f"x{n} done" for n in range(10)]
+        assert work.batches[1:] == [[f"x{n}" for n in range(10)]]
+
+
+async def test_a_batch_is_bounded() -> None:
+    async with grouping(limits=replace(ONE_LANE, batch=4)) as (work, group):
+        await asyncio.gather(*[group.submit(f"x{n}", source="a") for n in range(10)])
+        assert [len(batch) for batch in work.batches] == [4, 4, 2]
+
+
+async def test_two_lanes_work_side_by_side() -> None:
+    async with grouping(limits=replace(ONE_LANE, lanes=2)) as (work, group):
+        first = await occupied(work, group)
+        second = group.submit("second", source="a")
+        await turns()
+        assert work.batches == [["first"], ["second"]]
+        work.open.set()
+        await asyncio.gather(first, second)
+
+
+async def test_nobody_is_answered_before_commit_has_returned() -> None:
+    """An answer before COMMIT is a promise the database may still break."""
+    async with grouping() as (work, group):
+        first = await occupied(work, group)
+        await turns(50)
+        assert not first.done()
+        work.open.set()
+        assert await first == "first done"
+
+
+@pytest.mark.parametrize("position", [0, 3, 7])
+async def test_a_poisonous_item_is_found_by_halving_and_harms_no_neighbour(position: int) -> None:
+    """One bad row must not fail the payments that happen to travel with it."""
+
+    async def script(_work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        if "poison" in items:
+            raise ValueError("poison")
+        return done(items)
+
+    names = [f"x{n}" for n in range(7)]
+    names.insert(position, "poison")
+    async with grouping(script) as (work, group):
+        futures = [group.submit(name, source="a") for name in names]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if name == "poison":
+                assert isinstance(answer, ValueError)
+            else:
+                assert answer == f"{name} done"
+        # 8 is halved three times: each level costs two runs, of which one succeeds.
+        assert len(work.batches) == 1 + 3 * 2
+
+
+async def test_several_poisonous_items_each_fail_alone() -> None:
+    async def script(_work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        if any(item.startswith("poison") for item in items):
+            raise ValueError(",".join(items))
+        return done(items)
+
+    async with grouping(script) as (_, group):
+        futures = [group.submit(name, source="a") for name in ("poison1", "x", "y", "poison2", "z")]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["poison1", "x done", "y done", "poison2", "z done"]
+
+
+async def test_a_batch_that_lost_a_race_is_run_again_as_it_was() -> None:
+    async with grouping(raising(Contended("key used", held=False))) as (work, group):
+        assert await asyncio.gather(*[group.submit(name, source="a") for name in "xy"]) == ["x done", "y done"]
+        assert work.batches == [["x", "y"], ["x", "y"]]
+        assert work.patience == [True, True]
+
+
+async def test_a_batch_that_waited_too_long_steps_around_what_is_held() -> None:
+    """Waiting again and again for one stranger's lock would stop everybody."""
+
+    async def script(work: Work, items: list[str], patient: bool) -> Answers:  # noqa: FBT001
+        if patient and len(work.batches) == 1:
+            raise Contended("lock timeout", held=True)
+        if not patient and len(work.batches) == 2:
+            return [SET_ASIDE if item == "held" else f"{item} done" for item in items]
+        return done(items)
+
+    async with grouping(script) as (work, group):
+        held, free = group.submit("held", source="a"), group.submit("free", source="b")
+        assert await free == "free done"
+        assert not held.done()
+        assert await held == "held done"
+        assert work.batches == [["held", "free"], ["held", "free"], ["held"]]
+        # Nothing was in the way any more, so lanes wait for locks again.
+        assert work.patience == [True, False, False]
+        await group.submit("later", source="a")
+        assert work.patience[-1] is True
+
+
+async def test_an_item_set_aside_delays_none_of_those_behind_it() -> None:
+    release = asyncio.Event()
+
+    async def script(work: Work, items: list[str], patient: bool) -> Answers:  # noqa: FBT001
+        if patient and len(work.batches) == 1:
+            raise Contended("lock timeout", held=True)
+        return [SET_ASIDE if item == "held" and not release.is_set() else f"{item} done" for item in items]
+
+    async with grouping(script) as (_, group):
+        held = group.submit("held", source="a")
+        for n in range(20):
+            assert await group.submit(f"x{n}", source="a") == f"x{n} done"
+        assert not held.done()
+        release.set()
+        assert await held == "held done"
+
+
+async def test_a_hold_that_cannot_be_stepped_around_is_isolated_by_halving() -> None:
+    release = asyncio.Event()
+
+    async def script(_work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        if "held" in items and not release.is_set():
+            raise Contended("lock timeout", held=True)
+        return done(items)
+
+    async with grouping(script) as (_, group):
+        held = group.submit("held", source="a")
+        rest = [group.submit(f"x{n}", source="a") for n in range(5)]
+        assert await asyncio.gather(*rest) == [f"x{n} done" for n in range(5)]
+        assert not held.done()
+        release.set()
+        assert await held == "held done"
+
+
+async def test_who_is_blocked_for_too_long_is_told_so() -> None:
+    async def script(_work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        raise Contended("lock timeout", held=True)
+
+    async with grouping(script, replace(ONE_LANE, wait_seconds=0.05)) as (_, group):
+        with pytest.raises(InFlight):
+            await group.submit("x", source="a")
+
+
+async def test_a_connection_lost_before_commit_is_a_pause_and_not_an_answer() -> None:
+    async with grouping(raising(*[Lost("gone", commit_sent=False)] * 3)) as (work, group):
+        assert await group.submit("x", source="a") == "x done"
+        assert work.batches == [["x"]] * 4
+
+
+async def test_an_outage_past_its_limit_is_told_as_nothing_recorded() -> None:
+    async def script(_work: Work, _items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        raise Lost("connection refused", commit_sent=False)
+
+    async with grouping(script) as (_, group):
+        with pytest.raises(Unreachable, match="connection refused"):
+            await group.submit("x", source="a")
+        # The lane outlives the outage.
+        group._work._script = None
+        assert await group.submit("y", source="a") == "y done"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [],
+        [Lost("refused", commit_sent=False)] * 1000,
+        [ValueError("poison")],
+        [Contended("timeout", held=True)] * 1000,
+    ],
+    ids=["recovers", "outage", "error", "blocked"],
+)
+async def test_a_commit_that_was_lost_is_never_told_as_not_happened(later: list[Exception]) -> None:
+    """Whoever hears "nothing was recorded" pays again under a new key: the lost COMMIT may have succeeded."""
+    script = raising(Lost("gone", commit_sent=True), *later)
+    async with grouping(script, replace(ONE_LANE, wait_seconds=0.1)) as (_, group):
+        future = group.submit("x", source="a")
+        if later:
+            with pytest.raises(OutcomeUnknown):
+                await future
+        else:
+            assert await future == "x done"
+
+
+async def test_a_full_queue_says_busy_at_once_and_takes_again_when_there_is_room() -> None:
+    """A queue without a bound hides from the caller that he must slow down, until memory ends."""
+    async with grouping(limits=replace(ONE_LANE, queue=3, queue_per_source=2)) as (work, group):
+        first = await occupied(work, group)
+        kept = [group.submit("x", source="a"), group.submit("y", source="a")]
+        with pytest.raises(Busy):
+            group.submit("one too many of a", source="a")
+        kept.append(group.submit("z", source="b"))
+        with pytest.raises(Busy):
+            group.submit("one too many", source="c")
+        work.open.set()
+        assert await asyncio.gather(first, *kept) == ["first done", "x done", "y done", "z done"]
+        assert await group.submit("room again", source="a") == "room again done"
+
+
+async def test_a_flood_from_one_source_does_not_keep_another_waiting() -> None:
+    """One tenant's import of ten thousand must not stop another tenant's single payment."""
+    async with grouping() as (work, group):
+        first = await occupied(work, group)
+        flood = [group.submit(f"a{n}", source="a") for n in range(10_000)]
+        lone = group.submit("b", source="b")
+        work.open.set()
+        assert await lone == "b done"
+        assert "b" in work.batches[1]
+        assert sum(future.done() for future in flood) <= ONE_LANE.batch
+        await asyncio.gather(first, *flood)
+
+
+async def test_leaving_answers_what_is_queued_and_refuses_what_comes_then() -> None:
+    work = Work()
+    group = GroupCommit(work, limits=ONE_LANE)
+    await group.__aenter__()
+    first = await occupied(work, group)
+    queued = [group.submit(f"x{n}", source="a") for n in range(5)]
+    leaving = asyncio.create_task(group.__aexit__(None, None, None))
+    await turns()
+    with pytest.raises(Busy):
+        group.submit("too late", source="a")
+    work.open.set()
+    await leaving
+    assert [future.result() for future in (first, *queued)] == ["first done", *(f"x{n} done" for n in range(5))]
+
+
+async def test_leaving_with_a_lane_that_hangs_leaves_nobody_without_an_answer() -> None:
+    """What was being committed is unknown; what was only queued certainly did not happen."""
+    work = Work()
+    group = GroupCommit(work, limits=replace(ONE_LANE, drain_seconds=0.01))
+    await group.__aenter__()
+    first = await occupied(work, group)
+    queued = group.submit("x", source="a")
+    await group.__aexit__(None, None, None)
+    assert isinstance(first.exception(), OutcomeUnknown)
+    assert isinstance(queued.exception(), Busy)
+
+
+async def test_leaving_while_an_item_rests_aside_does_not_leave_it_without_an_answer() -> None:
+    """A caller whose future nobody holds any more would wait for ever."""
+
+    async def script(work: Work, items: list[str], patient: bool) -> Answers:  # noqa: FBT001
+        if patient and len(work.batches) == 1:
+            raise Contended("lock timeout", held=True)
+        return [SET_ASIDE] * len(items)
+
+    work = Work(script)
+    group = GroupCommit(work, limits=replace(ONE_LANE, drain_seconds=0.01, deferral_seconds=0.05))
+    await group.__aenter__()
+    held = group.submit("held", source="a")
+    await group.__aexit__(None, None, None)
+    with pytest.raises(Busy):
+        await asyncio.wait_for(held, 1)
+
+
+async def test_an_item_whose_caller_went_away_while_it_queued_is_never_run() -> None:
+    """He was told nothing, so he will ask again: running it for nobody only delays the others."""
+    async with grouping() as (work, group):
+        first = await occupied(work, group)
+        gone, stays = group.submit("gone", source="a"), group.submit("stays", source="a")
+        gone.cancel()
+        work.open.set()
+        assert await asyncio.gather(first, stays) == ["first done", "stays done"]
+        assert work.batches == [["first"], ["stays"]]
+
+
+async def test_work_that_miscounts_is_a_bug_told_to_its_callers_and_does_not_stop_the_lane() -> None:
+    async def script(work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        return [] if len(work.batches) == 1 else done(items)
+
+    async with grouping(script) as (_, group):
+        with pytest.raises(InvariantBroken):
+            await group.submit("x", source="a")
+        assert await group.submit("y", source="a") == "y done"

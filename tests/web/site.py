@@ -1,0 +1,129 @@
+"""A real server on a real database, in a thread of its own; a raw socket for what no client library sends."""
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import uvloop
+
+from tallystick import app
+from tallystick.core.ledger import Leg
+from tallystick.core.operation import Kind, Kinds, Operation, Reading
+from tallystick.core.outcome import Rejected
+from tallystick.engine.engine import Engine
+from tallystick.settings import LIMITS, Limits, Settings
+from tallystick.store import tenant
+from tallystick.store.operation import PostgresLedger
+from tallystick.web import api, server
+
+PATIENCE_SECONDS = 60
+
+
+class Broken(Operation, tag_field="kind", tag="broken", frozen=True):
+    """A user's kind with a bug."""
+
+
+class Picky(Operation, tag_field="kind", tag="picky", frozen=True):
+    """A user's kind with a refusal of its own."""
+
+
+def _break(_operation: Any, _reading: Reading) -> Iterable[Leg]:  # noqa: ANN401
+    raise RuntimeError("a secret of the handler")
+
+
+KINDS = (
+    Kind(Broken, accounts=lambda _operation, _transactions: (), decide=_break),
+    Kind(
+        Picky,
+        accounts=lambda _operation, _transactions: (),
+        decide=lambda _operation, _reading: Rejected("too_picky", "No.", "Ask otherwise."),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the server listens, and its keys by tenant and role."""
+
+    port: int
+    keys: dict[tuple[str, str], str]
+
+    def client(self, tenant_name: str = "default", role: str = "admin") -> httpx2.Client:
+        return httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"authorization": f"Bearer {self.keys[tenant_name, role]}"},
+            timeout=PATIENCE_SECONDS,
+        )
+
+    def raw(self, head: str | bytes, body: bytes = b"") -> tuple[int, bytes]:
+        """Send these very bytes; the status and all that came back until the answer was whole."""
+        head = head.encode() if isinstance(head, str) else head
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_SECONDS) as connection:
+            connection.sendall(head.replace(b"\n", b"\r\n") + b"\r\n\r\n" + body)
+            received = b""
+            while b"\r\n\r\n" not in received or b"}" not in received:
+                part = connection.recv(65536)
+                if not part:
+                    break
+                received += part
+        return int(received.split(b" ", 2)[1]), received
+
+
+@contextlib.contextmanager
+def running(dsn: str, *, limits: Limits = LIMITS) -> Iterator[Site]:
+    """The site, until the block ends. `limits` are the engine's."""
+    listening: list[Site] = []
+    ready = threading.Event()
+    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    failure: list[BaseException] = []
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        stopping.append((asyncio.get_running_loop(), stop))
+        async with app.running(Settings(database_url=dsn)) as service:
+            keys = {}
+            for name in ("default", "other"):
+                found = await tenant.ensure_tenant(service.database, name)
+                for role in tenant.ROLES:
+                    keys[name, role] = tenant.new_key()
+                    await tenant.add_key(service.database, found, role, keys[name, role])
+            async with Engine(PostgresLedger(service.database), Kinds(KINDS), limits=limits) as engine:
+                own = dataclasses.replace(service, engine=engine)
+
+                def on_listening(_host: str, port: int) -> None:
+                    listening.append(Site(port, keys))
+                    ready.set()
+
+                serving = asyncio.create_task(
+                    server.serve(api.build(own), "127.0.0.1", 0, on_listening=on_listening)
+                )
+                await stop.wait()
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(live())
+        except BaseException as error:  # noqa: BLE001 - told to the test that waits
+            failure.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run, name="site")
+    thread.start()
+    try:
+        if not ready.wait(PATIENCE_SECONDS) or failure:
+            raise RuntimeError("the site did not start") from (failure[0] if failure else None)
+        yield listening[0]
+    finally:
+        loop, stop = stopping[0]
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(PATIENCE_SECONDS)
