@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Protocol
 
 import asyncpg
@@ -41,7 +42,7 @@ class Stranger(Protocol):
 
 
 class Books:
-    """One database and a tenant nobody used before: tenants are walls, so each test has the books to itself."""
+    """One database and a tenant nobody used before: tenants are walls, so a test has the books to itself."""
 
     def __init__(self, dsn: str, connected: Any) -> None:  # noqa: ANN401 - either store's database
         self.dsn = dsn
@@ -56,7 +57,9 @@ class Books:
             return mysql_operation.MysqlLedger(self.database)
         return operation.PostgresLedger(self.database)
 
-    def engine(self, kinds: Iterable[Kind] = (), *, limits: Limits = LIMITS, store: LedgerStore | None = None) -> Engine:
+    def engine(
+        self, kinds: Iterable[Kind] = (), *, limits: Limits = LIMITS, store: LedgerStore | None = None
+    ) -> Engine:
         return Engine(store or self.store, Kinds(kinds), limits=limits)
 
     async def new_tenant(self) -> Tenant:
@@ -77,7 +80,10 @@ class Books:
         limits: Sequence[VelocityLimit] = (),
         tenant: Tenant | None = None,
     ) -> Put | Rejected:
-        owner, arguments = tenant or self.tenant, {"currency": currency, "floor_micros": floor, "limits": tuple(limits)}
+        owner, arguments = (
+            tenant or self.tenant,
+            {"currency": currency, "floor_micros": floor, "limits": tuple(limits)},
+        )
         done: Put | Rejected = await self._accounts.put(self.database, owner, account_id, **arguments)
         return done
 
@@ -91,15 +97,26 @@ class Books:
 
     async def entries(self, account_id: str) -> list[EntryView]:
         """Oldest first."""
-        found = await self._accounts.list_entries(self.database, self.tenant, account_id, before=None, most=10_000)
+        found = await self._accounts.list_entries(
+            self.database, self.tenant, account_id, before=None, most=10_000
+        )
         assert isinstance(found, list), found
         return found[::-1]
+
+    async def postdate(self, account_id: str, moment: datetime) -> None:
+        """As if the account's last entry was written when the server's clock was ahead."""
+        if self._is_mysql:
+            statement = "UPDATE tally_account SET posted_at = %s WHERE tenant_id = %s AND id = %s"
+        else:
+            statement = "UPDATE tally.account SET posted_at = $1 WHERE tenant_id = $2 AND id = $3"
+        async with self.database.writing() as connection:
+            await connection.execute(statement, moment, self.tenant.number, account_id)
 
     async def count(self, table: str, tenant: Tenant | None = None) -> int:
         return len(await self._rows(table, tenant or self.tenant))
 
     async def written(self, tenant: Tenant) -> dict[str, list[tuple[Any, ...]]]:
-        """Everything stored for a tenant, without what must differ between tenants: numbers, ids, digests, times."""
+        """Everything stored for a tenant, without what must differ: numbers, ids, digests, times."""
         keys = {bytes(row["id"]): row["key"] for row in await self._rows("operation", tenant)}
         found: dict[str, list[tuple[Any, ...]]] = {}
         for table in TABLES:
@@ -110,13 +127,14 @@ class Books:
         if self._is_mysql:
             return await self._mysql_rows(table, tenant)
         async with self.database.owning() as connection:
-            rows = await connection.fetch(f"SELECT * FROM tally.{table} WHERE tenant_id = $1", tenant.number)
+            rows = await connection.fetch(f"TABLE tally.{table}")
             names = dict(await connection.fetch("SELECT number, id FROM tally.account"))
-        return [_named({k: getattr(v, "bytes", v) for k, v in row.items()}, names) for row in rows]
+        found = [{k: getattr(v, "bytes", v) for k, v in row.items()} for row in rows]
+        return [_named(row, names) for row in found if row["tenant_id"] == tenant.number]
 
     async def _mysql_rows(self, table: str, tenant: Tenant) -> list[dict[str, Any]]:
         async with self.database.reading() as session:
-            rows = await session.rows(f"SELECT * FROM tally_{table} WHERE tenant_id = %s", tenant.number)
+            rows = await session.rows(f"SELECT * FROM tally_{table}")  # noqa: S608 - one of TABLES
             columns = await session.rows(
                 "SELECT column_name FROM information_schema.columns "
                 "WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position",
@@ -124,7 +142,8 @@ class Books:
             )
             names = dict(await session.rows("SELECT number, id FROM tally_account"))
         keys = ["key" if column == "idempotency_key" else column for (column,) in columns]
-        return [_named(dict(zip(keys, row, strict=True)), names) for row in rows]
+        found = [dict(zip(keys, row, strict=True)) for row in rows]
+        return [_named(row, names) for row in found if row["tenant_id"] == tenant.number]
 
     async def broken(self) -> dict[str, int]:
         """The invariants that do not hold in this database."""
@@ -156,12 +175,15 @@ class _PostgresStranger:
 
     async def hold_account(self, tenant: Tenant, account_id: str) -> None:
         await self._connection.execute(
-            "SELECT 1 FROM tally.account WHERE tenant_id = $1 AND id = $2 FOR UPDATE", tenant.number, account_id
+            "SELECT 1 FROM tally.account WHERE tenant_id = $1 AND id = $2 FOR UPDATE",
+            tenant.number,
+            account_id,
         )
 
     async def hold_key(self, tenant: Tenant, operation_id: bytes) -> None:
         await self._connection.execute(
-            "INSERT INTO tally.operation (tenant_id, id, key, request, body, at) VALUES ($1, $2, 'k', '', '', now())",
+            "INSERT INTO tally.operation (tenant_id, id, key, request, body, at) "
+            "VALUES ($1, $2, 'k', '', '', now())",
             tenant.number,
             operation_id.hex(),
         )
@@ -173,7 +195,9 @@ class _MysqlStranger:
 
     async def hold_account(self, tenant: Tenant, account_id: str) -> None:
         await self._session.rows(
-            "SELECT 1 FROM tally_account WHERE tenant_id = %s AND id = %s FOR UPDATE", tenant.number, account_id
+            "SELECT 1 FROM tally_account WHERE tenant_id = %s AND id = %s FOR UPDATE",
+            tenant.number,
+            account_id,
         )
 
     async def hold_key(self, tenant: Tenant, operation_id: bytes) -> None:
@@ -208,7 +232,9 @@ def _named(row: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
 def _comparable(row: dict[str, Any], keys: dict[bytes, str]) -> tuple[Any, ...]:
     values: list[str] = []
     for column, value in sorted(row.items()):
-        if column in ("tenant_id", "id", "at", "digest", "xid") or (column == "number" and "account_number" not in row):
+        if column in ("tenant_id", "id", "at", "digest", "xid") or (
+            column == "number" and "account_number" not in row
+        ):
             continue
         if column in ("operation_id", "closed_id"):
             values.append(keys[bytes(value)] if value is not None else "")

@@ -1,9 +1,10 @@
-"""What the engine promises, asked of every store it can run on. After each test the constitution must hold."""
+"""What the engine promises, asked of every store it can run on. Each test ends with `verify`."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -77,23 +78,23 @@ def pay(amount: int, debit: str = "alice", credit: str = "bob") -> Transfer:
     return Transfer(debit=debit, credit=credit, amount_micros=amount, currency="USD")
 
 
-class Tip(Operation, tag_field="kind", tag="tip"):
+class Tip(Operation, frozen=True, tag_field="kind", tag="tip"):
     giver: str
     taker: str
     amount_micros: int
 
 
-class Explode(Operation, tag_field="kind", tag="explode"):
+class Explode(Operation, frozen=True, tag_field="kind", tag="explode"):
     """Raises where it is told to."""
 
     where: str
 
 
-class ChecksBadly(Operation, tag_field="kind", tag="checks_badly"):
+class ChecksBadly(Operation, frozen=True, tag_field="kind", tag="checks_badly"):
     pass
 
 
-class Orphan(Operation, tag_field="kind", tag="orphan"):
+class Orphan(Operation, frozen=True, tag_field="kind", tag="orphan"):
     """Claims to finish a transaction that nobody made: only the database can see that."""
 
 
@@ -151,7 +152,9 @@ async def test_the_first_call_is_committed_and_survives_a_crash_of_the_server(
     assert (await books.balance("alice"), await books.balance("bob")) == (70, 30)
 
 
-async def test_a_retry_is_a_duplicate_with_the_identical_bytes_and_leaves_no_trace(books: Books, engine: Engine) -> None:
+async def test_a_retry_is_a_duplicate_with_the_identical_bytes_and_leaves_no_trace(
+    books: Books, engine: Engine
+) -> None:
     """A retry that runs again pays twice; one that answers differently breaks the caller's own dedup."""
     first = await engine.submit(books.tenant, pay(30), "k")
     written = await books.written(books.tenant)
@@ -192,7 +195,9 @@ async def test_a_refusal_for_an_unknown_account_leaves_the_key_unused(books: Boo
     committed(await engine.submit(books.tenant, pay(1, credit="carol"), "k"))
 
 
-async def test_a_refusal_for_another_currency_leaves_the_key_unused_for_any_payload(books: Books, engine: Engine) -> None:
+async def test_a_refusal_for_another_currency_leaves_the_key_unused_for_any_payload(
+    books: Books, engine: Engine
+) -> None:
     await books.put("euros", currency="EUR")
     assert refused(await engine.submit(books.tenant, pay(1, credit="euros"), "k")) == "currency_mismatch"
     committed(await engine.submit(books.tenant, pay(1), "k"))
@@ -222,7 +227,7 @@ async def test_a_refusal_for_velocity_leaves_the_key_unused(
 
 
 async def test_a_velocity_window_may_hold_more_than_fits_a_bigint(books: Books, engine: Engine) -> None:
-    """A sum that overflows in the database would poison every operation of the account until the window moves on."""
+    """A sum that overflows would poison every operation of the account until the window moves on."""
     await books.put("vault", floor=None, limits=[VelocityLimit(HOUR, max_count=5)])
     await books.put("tomb", floor=None)
     for round_number in range(2):
@@ -234,7 +239,9 @@ async def test_a_velocity_window_may_hold_more_than_fits_a_bigint(books: Books, 
 
 
 @pytest.mark.parametrize("where", ["accounts", "decide"])
-async def test_a_handler_that_raises_fails_its_own_caller_alone(books: Books, engine: Engine, where: str) -> None:
+async def test_a_handler_that_raises_fails_its_own_caller_alone(
+    books: Books, engine: Engine, where: str
+) -> None:
     """One tenant's bug must not roll back the money of everybody in the batch."""
     before = engine.group.batches
     left, broken, right = await engine.submit_many(
@@ -260,7 +267,9 @@ async def test_a_check_that_raises_fails_its_own_operation_alone(books: Books, e
     committed(await engine.submit(books.tenant, pay(4), "k"))
 
 
-async def test_what_only_the_database_can_refuse_fails_its_own_operation_alone(books: Books, engine: Engine) -> None:
+async def test_what_only_the_database_can_refuse_fails_its_own_operation_alone(
+    books: Books, engine: Engine
+) -> None:
     """The batch is split until the culprit is alone; its neighbours must not notice."""
     left, broken, right = await engine.submit_many(
         books.tenant, [(pay(1), "left"), (Orphan(), "k"), (pay(2), "right")]
@@ -272,7 +281,9 @@ async def test_what_only_the_database_can_refuse_fails_its_own_operation_alone(b
     committed(await engine.submit(books.tenant, pay(4), "k"))
 
 
-async def test_a_kind_of_the_users_own_is_claimed_run_recorded_and_replayed(books: Books, engine: Engine) -> None:
+async def test_a_kind_of_the_users_own_is_claimed_run_recorded_and_replayed(
+    books: Books, engine: Engine
+) -> None:
     tip = Tip(giver="alice", taker="bob", amount_micros=7)
     first = await engine.submit(books.tenant, tip, "k")
     assert committed(first).kind == "tip"
@@ -287,14 +298,24 @@ async def test_a_kind_nobody_registered_is_refused(books: Books) -> None:
         assert refused(await engine.submit(books.tenant, tip, "k")) == "kind_unknown"
 
 
-async def test_every_movement_kind_moves_its_amount_between_its_two_accounts(books: Books, engine: Engine) -> None:
+async def test_every_movement_kind_moves_its_amount_between_its_two_accounts(
+    books: Books, engine: Engine
+) -> None:
     await books.put("revenue")
     submit, tenant = engine.submit, books.tenant
     moves: list[tuple[Operation, str, tuple[str, str]]] = [
         (pay(1), "transfer", ("alice", "bob")),
         (topup("bob", 2), "topup", ("world", "bob")),
-        (Payout(account="alice", destination="world", amount_micros=4, currency="USD"), "payout", ("alice", "world")),
-        (Fee(account="alice", revenue="revenue", amount_micros=8, currency="USD"), "fee", ("alice", "revenue")),
+        (
+            Payout(account="alice", destination="world", amount_micros=4, currency="USD"),
+            "payout",
+            ("alice", "world"),
+        ),
+        (
+            Fee(account="alice", revenue="revenue", amount_micros=8, currency="USD"),
+            "fee",
+            ("alice", "revenue"),
+        ),
     ]
     for operation, kind, accounts in moves:
         transaction = committed(await submit(tenant, operation, kind))
@@ -352,7 +373,9 @@ async def test_two_releases_of_one_hold_in_one_batch_close_it_once(books: Books,
     await books.put("held")
     hold = Hold(account="alice", held="held", amount_micros=40, currency="USD")
     name = committed(await engine.submit(books.tenant, hold, "hold")).id
-    both = await engine.submit_many(books.tenant, [(Release(hold=name, to="bob"), "k1"), (Release(hold=name), "k2")])
+    both = await engine.submit_many(
+        books.tenant, [(Release(hold=name, to="bob"), "k1"), (Release(hold=name), "k2")]
+    )
     assert committed(both[0]).closes == name
     assert refused(both[1]) == "already_closed"
 
@@ -362,7 +385,9 @@ async def test_a_transaction_is_refunded_leg_by_leg_and_only_once(books: Books, 
     refund = committed(await engine.submit(books.tenant, Refund(transaction=name), "r1"))
     assert [(entry.account, entry.amount_micros) for entry in refund.entries] == [("alice", 30), ("bob", -30)]
     assert refused(await engine.submit(books.tenant, Refund(transaction=name), "r2")) == "already_closed"
-    assert refused(await engine.submit(books.tenant, Refund(transaction=NOBODYS), "r3")) == "transaction_unknown"
+    assert (
+        refused(await engine.submit(books.tenant, Refund(transaction=NOBODYS), "r3")) == "transaction_unknown"
+    )
     assert (await books.balance("alice"), await books.balance("bob")) == (100, 0)
 
 
@@ -440,7 +465,9 @@ async def test_a_twin_that_asks_while_the_first_is_at_work_is_answered_with_the_
     assert await books.balance("bob") == 5
 
 
-async def test_one_key_used_at_once_for_different_accounts_commits_one_and_names_the_difference(books: Books) -> None:
+async def test_one_key_used_at_once_for_different_accounts_commits_one_and_names_the_difference(
+    books: Books,
+) -> None:
     """No account is shared, so nothing but the key itself can keep the two apart."""
     await books.put("carol")
     await books.put("dora", floor=None)
@@ -461,7 +488,8 @@ async def test_one_key_used_at_once_for_different_accounts_commits_one_and_names
 async def test_within_a_batch_each_operation_sees_those_before_it(books: Books, engine: Engine) -> None:
     before = engine.group.batches
     answers = await engine.submit_many(
-        books.tenant, [(pay(150), "too-early"), (topup("alice", 50), "in"), (pay(150), "out"), (pay(1), "too-late")]
+        books.tenant,
+        [(pay(150), "too-early"), (topup("alice", 50), "in"), (pay(150), "out"), (pay(1), "too-late")],
     )
     assert engine.group.batches == before + 1
     assert refused(answers[0]) == "insufficient_funds"
@@ -484,7 +512,20 @@ async def test_entries_are_numbered_without_gaps_and_each_balance_follows_from_t
     assert (await books.account("alice")).entries == 16
 
 
-async def test_two_tenants_with_the_same_accounts_and_keys_do_not_see_each_other(books: Books, engine: Engine) -> None:
+async def test_within_an_account_time_never_goes_back(books: Books, engine: Engine) -> None:
+    """A server's clock is set back now and then; balances of the past are found by time."""
+    ahead = datetime(2100, 1, 1, tzinfo=UTC)
+    await books.postdate("alice", ahead)
+    assert committed(await engine.submit(books.tenant, pay(1), "k1")).at == ahead
+    assert committed(await engine.submit(books.tenant, pay(1), "k2")).at == ahead
+    # Who never met her keeps the server's time.
+    await books.put("carol")
+    assert committed(await engine.submit(books.tenant, topup("carol", 1), "k3")).at < ahead
+
+
+async def test_two_tenants_with_the_same_accounts_and_keys_do_not_see_each_other(
+    books: Books, engine: Engine
+) -> None:
     """Tenants are walls: a key or an account of one must mean nothing to the other, also within one batch."""
     ours, theirs = books.tenant, await books.new_tenant()
     for name, floor in (("alice", None), ("bob", 0), ("theirs-alone", None)):
@@ -515,7 +556,9 @@ async def test_what_does_not_fit_a_bigint_is_refused(books: Books, engine: Engin
     """A wrapped balance turns a fortune into a debt."""
     await books.put("vault")
     await books.put("other-world", floor=None)
-    assert refused(await engine.submit(books.tenant, topup("vault", MAX_MICROS + 1), "k")) == "amount_overflow"
+    assert (
+        refused(await engine.submit(books.tenant, topup("vault", MAX_MICROS + 1), "k")) == "amount_overflow"
+    )
     all_there_is = TopUp(account="vault", source="other-world", amount_micros=MAX_MICROS, currency="USD")
     committed(await engine.submit(books.tenant, all_there_is, "k"))
     assert refused(await engine.submit(books.tenant, topup("vault", 1), "k2")) == "balance_overflow"
@@ -535,7 +578,12 @@ async def test_one_by_one_and_as_a_batch_the_same_rows_are_written(books: Books,
         hold = Hold(account="alice", held="held", amount_micros=40, currency="USD")
         name = committed(await engine.submit(tenant, hold, "hold")).id
         operations: list[tuple[Operation, str]] = [
-            (Transfer(debit="alice", credit="bob", amount_micros=n, currency="USD", memo=f"№ {n} 'quoted' \\ \n"), f"k{n}")
+            (
+                Transfer(
+                    debit="alice", credit="bob", amount_micros=n, currency="USD", memo=f"№ {n} 'quoted' \\ \n"
+                ),
+                f"k{n}",
+            )
             for n in range(1, 20)
         ]
         operations += [(Release(hold=name, to="bob"), "released"), (pay(10_000), "refused")]
@@ -557,9 +605,12 @@ async def test_one_by_one_and_as_a_batch_the_same_rows_are_written(books: Books,
     assert await books.written(together) == written
 
 
-async def test_submit_many_keeps_the_order_and_runs_a_key_it_holds_twice_once(books: Books, engine: Engine) -> None:
+async def test_submit_many_keeps_the_order_and_runs_a_key_it_holds_twice_once(
+    books: Books, engine: Engine
+) -> None:
     answers = await engine.submit_many(
-        books.tenant, [(pay(1), "k"), (pay(2), "other"), (pay(1), "k"), (pay(3), "k"), (pay(4), ""), (pay(5), "last")]
+        books.tenant,
+        [(pay(1), "k"), (pay(2), "other"), (pay(1), "k"), (pay(3), "k"), (pay(4), ""), (pay(5), "last")],
     )
     first = answers[0]
     assert isinstance(first, Committed)
@@ -590,7 +641,7 @@ async def test_who_holds_a_key_delays_only_its_twins(books: Books, engine: Engin
         batch = asyncio.create_task(
             engine.submit_many(books.tenant, [(pay(1), "held"), *((pay(1), f"free-{n}") for n in range(7))])
         )
-        while await books.balance("bob") < 7:
+        while await books.balance("bob") < 7:  # noqa: ASYNC110 - it is the database that changes
             await asyncio.sleep(0.05)
         assert not batch.done()
     for answer in await batch:

@@ -70,9 +70,7 @@ def gated(gates: Gates, step: str) -> type[PostgresLedger]:
 
 async def waits_for_a_lock(dsn: str, *, sessions: int = 1) -> None:
     """Return once that many sessions of this database wait for a lock: the interleaving is then forced."""
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await fetchval(dsn, query) < sessions:
             await asyncio.sleep(0.01)
@@ -89,7 +87,10 @@ def dsn(embedded18: servers.Server) -> str:
 async def test_two_engines_cannot_spend_the_same_money(dsn: str) -> None:
     """Both read 100 and want 80: the second must wait for the first and then be refused."""
     gates = Gates()
-    async with ledger(dsn, limits=SLOW, store=gated(gates, "lock")) as first, ledger(dsn, limits=SLOW) as second:
+    async with (
+        ledger(dsn, limits=SLOW, store=gated(gates, "lock")) as first,
+        ledger(dsn, limits=SLOW) as second,
+    ):
         await second.account("a", 100)
         await second.account("b")
         one = asyncio.create_task(first.submit(move(80), "one"))
@@ -110,7 +111,10 @@ async def test_two_engines_cannot_spend_the_same_money(dsn: str) -> None:
 async def test_twins_of_two_engines_meet_at_the_key(dsn: str) -> None:
     """The second has the same key on other accounts, so only the key can stop it."""
     gates = Gates()
-    async with ledger(dsn, limits=SLOW, store=gated(gates, "record")) as first, ledger(dsn, limits=SLOW) as second:
+    async with (
+        ledger(dsn, limits=SLOW, store=gated(gates, "record")) as first,
+        ledger(dsn, limits=SLOW) as second,
+    ):
         await second.account("a", 100)
         for name in ("b", "c", "d"):
             await second.account(name)
@@ -129,7 +133,10 @@ async def test_twins_of_two_engines_meet_at_the_key(dsn: str) -> None:
 
 async def test_a_twin_of_another_engine_waits_and_replays_the_same_bytes(dsn: str) -> None:
     gates = Gates()
-    async with ledger(dsn, limits=SLOW, store=gated(gates, "record")) as first, ledger(dsn, limits=SLOW) as second:
+    async with (
+        ledger(dsn, limits=SLOW, store=gated(gates, "record")) as first,
+        ledger(dsn, limits=SLOW) as second,
+    ):
         await second.account("a", 100)
         await second.account("b")
         one = asyncio.create_task(first.submit(move(80), "same"))
@@ -273,7 +280,9 @@ async def test_a_poisonous_operation_fails_alone(dsn: str, how: str) -> None:
         bad = answers.pop(20)
         assert isinstance(bad, Faulted if how == "raise" else Exception)
         assert all(isinstance(answer, Committed) for answer in answers)
-        assert isinstance(await one.submit(move(1), "bad"), Committed), "the key of the failed one must be free"
+        assert isinstance(await one.submit(move(1), "bad"), Committed), (
+            "the key of the failed one must be free"
+        )
     assert await broken(dsn) == {}
 
 

@@ -23,6 +23,7 @@ from tallystick.store.operation import PostgresLedger
 from tallystick.web import api, server
 
 PATIENCE_SECONDS = 60
+TENANTS = ("default", "other", "example")
 
 
 class Broken(Operation, tag_field="kind", tag="broken", frozen=True):
@@ -37,13 +38,11 @@ def _break(_operation: Any, _reading: Reading) -> Iterable[Leg]:  # noqa: ANN401
     raise RuntimeError("a secret of the handler")
 
 
-KINDS = (
-    Kind(Broken, accounts=lambda _operation, _transactions: (), decide=_break),
-    Kind(
-        Picky,
-        accounts=lambda _operation, _transactions: (),
-        decide=lambda _operation, _reading: Rejected("too_picky", "No.", "Ask otherwise."),
-    ),
+BROKEN = Kind(Broken, accounts=lambda _operation, _transactions: (), decide=_break)
+PICKY = Kind(
+    Picky,
+    accounts=lambda _operation, _transactions: (),
+    decide=lambda _operation, _reading: Rejected("too_picky", "No.", "Ask otherwise."),
 )
 
 
@@ -76,7 +75,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(dsn: str, *, limits: Limits = LIMITS) -> Iterator[Site]:
+def running(
+    dsn: str, *, limits: Limits = LIMITS, kinds: tuple[Kind, ...] = (BROKEN, PICKY)
+) -> Iterator[Site]:
     """The site, until the block ends. `limits` are the engine's."""
     listening: list[Site] = []
     ready = threading.Event()
@@ -88,12 +89,12 @@ def running(dsn: str, *, limits: Limits = LIMITS) -> Iterator[Site]:
         stopping.append((asyncio.get_running_loop(), stop))
         async with app.running(Settings(database_url=dsn)) as service:
             keys = {}
-            for name in ("default", "other"):
+            for name in TENANTS:
                 found = await tenant.ensure_tenant(service.database, name)
                 for role in tenant.ROLES:
                     keys[name, role] = tenant.new_key()
                     await tenant.add_key(service.database, found, role, keys[name, role])
-            async with Engine(PostgresLedger(service.database), Kinds(KINDS), limits=limits) as engine:
+            async with Engine(PostgresLedger(service.database), Kinds(kinds), limits=limits) as engine:
                 own = dataclasses.replace(service, engine=engine)
 
                 def on_listening(_host: str, port: int) -> None:

@@ -121,7 +121,7 @@ def _amount_refused(value: object) -> Rejected | None:
     code = amount_fault(value)
     if code is None:
         return None
-    return Rejected(code, f"{value!r:.80} is not an amount.", _AMOUNT_REMEDY)
+    return Rejected(code, f"amount_micros is {value!r:.80}, which is not an amount.", _AMOUNT_REMEDY)
 
 
 def currency_fault(currency: object) -> Rejected | None:

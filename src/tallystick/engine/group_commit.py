@@ -78,6 +78,8 @@ class GroupCommit(Generic[I, A]):
         self._queue: FairQueue[_Waiting[I, A]] = FairQueue(limits.queue, limits.queue_per_source)
         self._arrived = asyncio.Event()
         self._lanes: list[asyncio.Task[None]] = []
+        # Set aside, and not yet back in the queue.
+        self._resting: set[_Waiting[I, A]] = set()
         self._unanswered = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,7 +107,7 @@ class GroupCommit(Generic[I, A]):
         for lane in self._lanes:
             lane.cancel()
         await asyncio.gather(*self._lanes, return_exceptions=True)
-        for waiting in self._queue.take(len(self._queue)):
+        for waiting in (*self._queue.take(len(self._queue)), *self._resting):
             self._fail(waiting, Busy(self._limits.retry_after_seconds))
 
     @property
@@ -217,9 +219,11 @@ class GroupCommit(Generic[I, A]):
             self._patient = True
 
     def _set_aside(self, blocked: list[_Waiting[I, A]]) -> None:
+        self._resting.update(blocked)
         asyncio.get_running_loop().call_later(self._limits.deferral_seconds, self._put_back, blocked)
 
     def _put_back(self, blocked: list[_Waiting[I, A]]) -> None:
+        self._resting.difference_update(blocked)
         for waiting in reversed(self._still_wanted(blocked)):
             self._queue.put_first(waiting.source, waiting)
         self._arrived.set()

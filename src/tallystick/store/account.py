@@ -3,7 +3,6 @@
 from datetime import datetime
 from enum import Enum
 
-import asyncpg
 import msgspec
 
 from tallystick.core.audit import step_digest

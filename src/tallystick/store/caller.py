@@ -7,7 +7,7 @@ around both (`try_keys`), so a slow caller delays only those who need the same m
 import asyncpg
 
 from tallystick.core.idempotency import Claim
-from tallystick.core.outcome import Outcome
+from tallystick.core.outcome import Committed, Outcome
 from tallystick.engine.batch import run
 from tallystick.engine.engine import outcome
 from tallystick.engine.group_commit import SetAside
@@ -16,6 +16,7 @@ from tallystick.settings import LIMITS
 from tallystick.store.operation import PostgresTransaction
 
 _AGE = "SELECT extract(epoch FROM clock_timestamp() - now())"
+_UNDO = "ROLLBACK TO SAVEPOINT tally_submit; RELEASE SAVEPOINT tally_submit"
 _TRANSACTION_TIMEOUT_SINCE = 17
 
 
@@ -25,14 +26,20 @@ async def submit(connection: asyncpg.Connection, claim: Claim) -> Outcome:
         message = "submit(connection=...) needs an open transaction: use `async with connection.transaction():`."
         raise CallerTransaction(message)
     await _bound_age(connection)
+    # A savepoint: what fails here must not take the caller's own rows with it.
+    await connection.execute("SAVEPOINT tally_submit")
     try:
-        # A savepoint: what fails here must not take the caller's own rows with it.
-        async with connection.transaction():
-            transaction = PostgresTransaction(connection)
-            await transaction.hold(claim)
-            (answer,) = await run(transaction, [claim], patient=True)
+        transaction = PostgresTransaction(connection)
+        await transaction.hold(claim)
+        (answer,) = await run(transaction, [claim], patient=True)
     except (asyncpg.LockNotAvailableError, asyncpg.UniqueViolationError) as error:
+        await connection.execute(_UNDO)
         raise InFlight(LIMITS.lock_wait_seconds) from error
+    except asyncpg.PostgresError:
+        await connection.execute(_UNDO)
+        raise
+    # What wrote nothing holds nothing: the account and the key are free for others again.
+    await connection.execute("RELEASE SAVEPOINT tally_submit" if isinstance(answer, Committed) else _UNDO)
     require(not isinstance(answer, SetAside), "a patient run set an item aside")
     return outcome(answer)  # type: ignore[arg-type]
 

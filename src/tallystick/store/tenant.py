@@ -53,11 +53,15 @@ async def find_tenant(database: Database, name: str) -> Tenant | None:
 
 async def ensure_tenant(database: Database, name: str) -> Tenant:
     """The tenant of that name, made if it is new."""
-    async with database.owning() as connection:
-        await connection.execute("INSERT INTO tally.tenant (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", name)
-    tenant = await find_tenant(database, name)
-    require(tenant is not None, f"tenant {name} was made and is not there")
-    return cast("Tenant", tenant)
+    found = await find_tenant(database, name)
+    if found is None:
+        async with database.owning() as connection:
+            await connection.execute(
+                "INSERT INTO tally.tenant (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", name
+            )
+        found = await find_tenant(database, name)
+    require(found is not None, f"tenant {name} was made and is not there")
+    return cast("Tenant", found)
 
 
 async def add_key(database: Database, tenant: Tenant, role: str, key: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from typing import Any, Literal, cast
 
 import msgspec
@@ -179,10 +179,8 @@ def _keyed(request: type[Operation]) -> type[Operation]:
 def _parting(request: type[Operation]) -> Callable[[Operation], Submission]:
     """How to part an operation of a batch into the operation itself and its key."""
     fields = request.__struct_fields__
-    values = attrgetter(*fields, "idempotency_key")
 
-    def part(item: Operation) -> Submission:
-        *given, key = values(item)
-        return request(**dict(zip(fields, given, strict=True))), key
+    def part(item: Any) -> Submission:  # noqa: ANN401 - the request with a key, made at run time
+        return request(**{field: getattr(item, field) for field in fields}), item.idempotency_key
 
     return part

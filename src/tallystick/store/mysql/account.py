@@ -47,7 +47,7 @@ async def put(
     raise InFlight(LIMITS.lock_wait_seconds)
 
 
-async def _put(
+async def _put(  # noqa: PLR0917 - those of put
     session: Session,
     tenant: Tenant,
     account_id: str,
@@ -57,7 +57,9 @@ async def _put(
 ) -> Put | Rejected:
     found = await session.rows(_SQL["lock"], tenant.number, account_id)
     held, balance = found[0][1:] if found else (currency, 0)
-    refusal = change_fault(account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros)
+    refusal = change_fault(
+        account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros
+    )
     if refusal is not None:
         return refusal
     if not found:
@@ -67,7 +69,10 @@ async def _put(
     await session.execute(_SQL["clear_limits"], tenant.number, number)
     await session.insert(
         _SQL["add_limit"],
-        [(tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros) for limit in limits],
+        [
+            (tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros)
+            for limit in limits
+        ],
     )
     body = msgspec.json.encode(
         {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
@@ -82,9 +87,10 @@ async def read(database: Database, tenant: Tenant, account_id: str) -> AccountVi
         found = await session.rows(_SQL["read"], tenant.number, account_id)
         if not found:
             return account_unknown(account_id)
-        ((number, *seen, created_at),) = found
+        ((number, _, currency, floor, balance, entries, created_at),) = found
         limits = await session.rows(_SQL["limits"], tenant.number, number)
-    return AccountView(*seen, _utc(created_at), tuple(VelocityLimit(*limit) for limit in limits))
+    kept = tuple(VelocityLimit(*limit) for limit in limits)
+    return AccountView(account_id, currency, floor, balance, entries, _utc(created_at), kept)
 
 
 async def balance_at(
@@ -103,7 +109,10 @@ async def list_accounts(database: Database, tenant: Tenant, *, after: str, most:
     """Accounts by id, after the one named."""
     async with database.reading() as session:
         rows = await session.rows(_SQL["list"], tenant.number, after, most)
-    return [AccountView(*seen, _utc(created_at)) for *seen, created_at in rows]
+    return [
+        AccountView(id_, currency, floor, balance, entries, _utc(created_at))
+        for id_, currency, floor, balance, entries, created_at in rows
+    ]
 
 
 async def list_entries(

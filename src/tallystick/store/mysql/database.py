@@ -40,7 +40,7 @@ _GONE = frozenset({
     1969, 3024,  # our statement took too long
 })  # fmt: skip
 _REFUSED = frozenset({1044, 1045, 1049, 1698})
-# The driver's own codes (connection refused, gone away, lost during query, out of step) and its codeless errors.
+# The driver's own codes: connection refused, gone away, lost during a query, out of step.
 _DRIVER_CODES = range(2000, 2100)
 
 _OLDEST_MARIADB = (10, 11)
@@ -56,15 +56,14 @@ _SESSION = (
     "transaction_isolation = 'READ-COMMITTED'"
 )
 _MARIADB_SESSION = _SESSION.replace("transaction_isolation", "tx_isolation") + (
-    ", max_statement_time = {seconds:g}"
-    f", idle_transaction_timeout = {LIMITS.idle_transaction_seconds:.0f}"
+    f", max_statement_time = {{seconds:g}}, idle_transaction_timeout = {LIMITS.idle_transaction_seconds:.0f}"
 )
-# MySQL bounds only reads, and has no limit for an idle transaction: a stopped process holds its locks until the
-# server misses its connection.
+# MySQL bounds only reads, and has no limit for an idle transaction: a stopped process holds its locks until
+# the server misses its connection.
 _MYSQL_SESSION = _SESSION + ", max_execution_time = {seconds:.0f}000"
 
 
-class _Cursor(Cursor):  # type: ignore[misc]
+class _Cursor(Cursor):
     async def _show_warnings(self, _connection: object) -> None:
         """The driver would fetch and log a warning for every key that was used before: that is no news."""
 
@@ -87,7 +86,7 @@ class Session:
         """The rows of every result, for several statements in one round trip."""
         async with self._connection.cursor() as cursor:
             await cursor.execute(statements, parameters)
-            found = [tuple(await cursor.fetchall())]
+            found: list[Sequence[Row]] = [tuple(await cursor.fetchall())]
             while await cursor.nextset():
                 found.append(tuple(await cursor.fetchall()))
             return found
@@ -105,7 +104,7 @@ class Session:
                 pass
 
     async def insert(self, statement: str, rows: Sequence[Row]) -> int:
-        """Multi-row inserts of at most a megabyte each, well within max_allowed_packet; how many rows went in."""
+        """How many rows went in. Statements of at most a megabyte, well within max_allowed_packet."""
         if not rows:
             return 0
         async with self._connection.cursor() as cursor:
@@ -185,7 +184,7 @@ class Database:
         if session.is_open:
             self._idle.append(session)
             return
-        # When the server was restarted all are broken: finding out one by one would use up the outage's limit.
+        # After a restart of the server all are broken: finding out one by one would outlast the outage.
         idle, self._idle = self._idle, []
         for other in idle:
             other.abandon()
@@ -217,7 +216,7 @@ class Database:
 
     @asynccontextmanager
     async def glancing(self) -> AsyncIterator[Session]:
-        """Sees rows that are not committed yet. Good for one thing: to know that somebody is at work on them."""
+        """Sees rows that are not committed yet: good only for knowing that somebody is at work on them."""
         async with self._unwritten("READ UNCOMMITTED") as session:
             yield session
 
@@ -254,8 +253,8 @@ async def connect(
         ((flush,),) = await session.rows("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit")
         if flush != 1:
             raise Misconfigured(
-                f"The server has innodb_flush_log_at_trx_commit = {flush}, so a crash loses what callers were told "
-                f"is committed. Set it to 1."
+                f"The server has innodb_flush_log_at_trx_commit = {flush}, so a crash loses what callers "
+                f"were told is committed. Set it to 1."
             )
     finally:
         await session.close()
@@ -268,7 +267,9 @@ async def first_session(address: Address) -> Session:
         return await open_session(address, LIMITS.transaction_seconds)
     except (errors.MySQLError, OSError) as error:
         if _code(error) in _REFUSED:
-            raise Misconfigured(f"TALLY_DATABASE_URL: the server refused the connection: {plain(error)}") from error
+            raise Misconfigured(
+                f"TALLY_DATABASE_URL: the server refused the connection: {plain(error)}"
+            ) from error
         raise Unreachable(plain(error)) from error
 
 

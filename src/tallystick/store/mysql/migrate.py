@@ -1,7 +1,7 @@
 """Migrations: numbered SQL files, applied once each, in order, under a lock. The rules are PostgreSQL's.
 
-One thing differs: DDL commits by itself here, so an interrupted migration is half done. It is recorded only when
-whole, and every file can be run again.
+One thing differs: DDL commits by itself here, so an interrupted migration is half done. It is recorded only
+when whole, and every file can be run again.
 """
 
 from collections.abc import AsyncIterator
@@ -48,8 +48,8 @@ async def migrate(dsn: str) -> list[Migration]:
     except (errors.MySQLError, OSError) as error:
         if error.args[:1] == (_BINARY_LOG_NEEDS_TRUST,):
             raise Misconfigured(
-                "The server writes a binary log and lets only administrators create triggers. Nothing was recorded. "
-                "Have one run: SET GLOBAL log_bin_trust_function_creators = 1; then migrate again."
+                "The server writes a binary log and lets only administrators create triggers. No migration "
+                "was recorded. Have one run: SET GLOBAL log_bin_trust_function_creators = 1; and try again."
             ) from error
         raise Unreachable(plain(error)) from error
     finally:
@@ -67,7 +67,7 @@ async def _alone(session: Session) -> AsyncIterator[None]:
 
 async def _apply(session: Session, wanted: list[Migration]) -> list[Migration]:
     await session.execute(_TABLE)
-    applied = {number: digest for number, digest in await session.rows("SELECT number, digest FROM tally_migration")}
+    applied: dict[int, str] = dict(await session.rows("SELECT number, digest FROM tally_migration"))
     newest = max((migration.number for migration in wanted), default=0)
     if applied and max(applied) > newest:
         raise SchemaMismatch(

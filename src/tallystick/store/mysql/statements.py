@@ -1,4 +1,4 @@
-"""Named SQL of this folder, without its comments: the driver recognises a multi-row INSERT by its first word."""
+"""Named SQL of this folder, without comments: the driver knows a multi-row INSERT by its first word."""
 
 from tallystick.store import queries
 

@@ -23,7 +23,7 @@ _PROMISES = {
 
 
 async def verify(dsn: str) -> AsyncIterator[Verdict]:
-    """One verdict per invariant, as each is reached. Reads everything: minutes with tens of millions of rows."""
+    """One verdict per invariant, as each is reached. Reads everything: minutes with millions of rows."""
     database = await connect(dsn, connections=1, statement_seconds=_STATEMENT_SECONDS)
     try:
         async with database.reading() as session:

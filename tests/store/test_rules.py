@@ -1,0 +1,197 @@
+"""Rules that the database holds by itself, whatever the code above it does."""
+
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from tallystick.core.idempotency import Tenant
+from tallystick.core.operation import Transfer
+from tallystick.core.outcome import Committed, Rejected
+from tallystick.store import account, tenant
+from tests import servers
+from tests.ledgers import Ledger, ledger
+
+FRESH = UUID("00000000-0000-4000-8000-000000000001")
+
+
+@pytest_asyncio.fixture(params=["embedded18", "postgres15"])
+async def books(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
+    """Two tenants with the same account ids; `default` has 100 in a."""
+    server: servers.Server = request.getfixturevalue(request.param)
+    async with ledger(server.fresh_database()) as one:
+        await one.account("a", 100)
+        await one.account("b")
+        other = await tenant.ensure_tenant(one.database, "other")
+        for name in ("a", "b", "world"):
+            await account.put(one.database, other, name, currency="USD", floor_micros=None, limits=())
+        assert isinstance(
+            await one.engine.submit(other, Transfer(debit="a", credit="b", amount_micros=7, currency="USD"), "k"),
+            Committed,
+        )
+        yield one
+
+
+@pytest_asyncio.fixture
+async def owner(books: Ledger) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(books.dsn)
+    yield connection
+    await connection.close()
+
+
+OPERATION = "INSERT INTO tally.operation VALUES ($1, $2, 'raw', '{}', '{}', now())"
+ENTRY = (
+    "INSERT INTO tally.entry SELECT $1, number, entries + 1, $2, leg.amount, balance_micros + leg.amount, "
+    "clock_timestamp() FROM (VALUES ('a', $3::bigint), ('b', $4::bigint)) AS leg (id, amount) "
+    "JOIN tally.account USING (id) WHERE tenant_id = $5"
+)
+
+
+async def test_entries_that_do_not_sum_to_zero_are_refused(owner: asyncpg.Connection) -> None:
+    """Conservation, also against raw SQL."""
+    async with owner.transaction():
+        await owner.execute(OPERATION, 1, FRESH)
+        await owner.execute(ENTRY, 1, FRESH, -5, 5, 1)
+    with pytest.raises(asyncpg.PostgresError, match="conservation") as raised:
+        await owner.execute(ENTRY, 1, FRESH, -5, 6, 1)
+    assert raised.value.sqlstate == "TS002"
+
+
+async def test_an_account_below_its_floor_is_refused(owner: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match="solvency"):
+        async with owner.transaction():
+            await owner.execute(OPERATION, 1, FRESH)
+            await owner.execute(ENTRY, 1, FRESH, -101, 101, 1)
+
+
+async def test_entries_must_continue_the_running_balance(owner: asyncpg.Connection) -> None:
+    """A lost update shows as a balance that does not follow from the one before."""
+    skewed = ENTRY.replace("balance_micros + leg.amount", "balance_micros + leg.amount + 1")
+    with pytest.raises(asyncpg.PostgresError, match="running balance") as raised:
+        async with owner.transaction():
+            await owner.execute(OPERATION, 1, FRESH)
+            await owner.execute(skewed, 1, FRESH, -5, 5, 1)
+    assert raised.value.sqlstate == "TS001"
+
+
+async def test_an_entry_cannot_name_another_tenants_account(owner: asyncpg.Connection) -> None:
+    """The ids are the same in both tenants; the numbers are not, and the pair is what counts."""
+    with pytest.raises(asyncpg.PostgresError, match="not this tenant's"):
+        async with owner.transaction():
+            await owner.execute(OPERATION, 1, FRESH)
+            await owner.execute(ENTRY, 1, FRESH, -5, 5, 2)
+
+
+async def test_an_entry_cannot_name_another_tenants_operation(owner: asyncpg.Connection) -> None:
+    foreign = await owner.fetchval("SELECT id FROM tally.operation WHERE tenant_id = 2")
+    with pytest.raises(asyncpg.PostgresError, match="does not have") as raised:
+        await owner.execute(ENTRY, 1, foreign, -5, 5, 1)
+    assert raised.value.sqlstate == "TS003"
+
+
+@pytest.mark.parametrize("table", ["journal", "outbox"])
+async def test_journal_and_outbox_rows_name_an_operation_of_their_tenant(
+    owner: asyncpg.Connection, table: str
+) -> None:
+    foreign = await owner.fetchval("SELECT id FROM tally.operation WHERE tenant_id = 2")
+    columns = "subject, digest" if table == "journal" else "topic"
+    values = "'x', sha256('x')" if table == "journal" else "'x'"
+    with pytest.raises(asyncpg.PostgresError, match="does not have"):
+        await owner.execute(
+            f"INSERT INTO tally.{table} (tenant_id, operation_id, {columns}) VALUES (1, $1, {values})", foreign
+        )
+
+
+async def test_limits_cannot_hang_on_another_tenants_account(owner: asyncpg.Connection) -> None:
+    number = await owner.fetchval("SELECT number FROM tally.account WHERE tenant_id = 2 AND id = 'a'")
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await owner.execute("INSERT INTO tally.velocity_limit VALUES (1, $1, 60, 1, NULL)", number)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE tally.operation SET body = 'x'",
+        "DELETE FROM tally.operation",
+        "UPDATE tally.entry SET amount_micros = 1",
+        "DELETE FROM tally.entry",
+        "TRUNCATE tally.entry",
+        "UPDATE tally.journal SET digest = sha256('x')",
+        "DELETE FROM tally.journal",
+        "DELETE FROM tally.closing",
+        "DELETE FROM tally.account",
+        "UPDATE tally.account SET balance_micros = balance_micros + 1",
+        "UPDATE tally.account SET entries = 0",
+        "UPDATE tally.account SET currency = 'EUR'",
+        "UPDATE tally.account SET id = 'x' || id",
+        "INSERT INTO tally.account (tenant_id, id, currency, balance_micros) VALUES (1, 'rich', 'USD', 5)",
+    ],
+)
+async def test_history_cannot_be_rewritten(owner: asyncpg.Connection, statement: str) -> None:
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await owner.execute(statement)
+    assert raised.value.sqlstate == "TS004", raised.value
+
+
+TENANT_TABLES = ("tenant", "api_key", "account", "velocity_limit", "operation", "closing", "entry", "journal", "outbox")
+
+
+@pytest.mark.parametrize("table", TENANT_TABLES)
+async def test_a_query_that_forgets_its_where_sees_one_tenant(books: Ledger, table: str) -> None:
+    """Row-level security, also on the embedded default, where the owner would see everything."""
+    assert await tenant.add_key(books.database, Tenant(2, "other"), "viewer", "tsk_other")
+    async with books.database.reading(1) as connection:
+        seen = await connection.fetch(f"SELECT DISTINCT tenant_id FROM tally.{table}")
+    assert {row["tenant_id"] for row in seen} <= {1}
+    async with books.database.reading(2) as connection:
+        seen = await connection.fetch(f"SELECT DISTINCT tenant_id FROM tally.{table}")
+    assert {row["tenant_id"] for row in seen} <= {2}
+
+
+async def test_every_table_with_a_tenant_is_behind_the_wall(owner: asyncpg.Connection) -> None:
+    """A table added later without a policy would be a hole."""
+    open_tables = await owner.fetch(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' "
+        "WHERE n.nspname = 'tally' AND c.relkind IN ('r', 'p') AND NOT c.relrowsecurity"
+    )
+    assert open_tables == []
+
+
+async def test_the_reader_without_a_tenant_sees_nothing(owner: asyncpg.Connection) -> None:
+    async with owner.transaction():
+        await owner.execute("SET LOCAL ROLE tallystick_reader")
+        assert await owner.fetchval("SELECT count(*) FROM tally.account") == 0
+
+
+async def test_the_reader_is_bound_and_cannot_write(owner: asyncpg.Connection) -> None:
+    role = await owner.fetchrow("SELECT rolbypassrls, rolsuper, rolcanlogin FROM pg_roles WHERE rolname = 'tallystick_reader'")
+    assert tuple(role) == (False, False, False)
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        async with owner.transaction():
+            await owner.execute("SET LOCAL ROLE tallystick_reader")
+            await owner.execute("INSERT INTO tally.tenant (name) VALUES ('x')")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        async with owner.transaction():
+            await owner.execute("SET LOCAL ROLE tallystick_reader")
+            await owner.fetch("SELECT digest FROM tally.api_key")
+
+
+async def test_an_operation_that_names_another_tenants_account_is_refused(books: Ledger) -> None:
+    """`only-default` exists, but not for the one who asks."""
+    await books.account("only-default", 10)
+    other = Tenant(2, "other")
+    refused = await books.engine.submit(
+        other, Transfer(debit="only-default", credit="a", amount_micros=1, currency="USD"), "steal"
+    )
+    assert isinstance(refused, Rejected)
+    assert refused.code == "account_unknown"
+    assert await books.balance("only-default") == 10
+
+
+async def test_identical_keys_of_two_tenants_are_two_keys(books: Ledger) -> None:
+    mine = await books.submit(Transfer(debit="a", credit="b", amount_micros=7, currency="USD"), "k")
+    assert isinstance(mine, Committed), "the other tenant used this key before, for the same request"
+    assert await books.balance("b") == 7

@@ -1,0 +1,96 @@
+"""Requests made from the document: none is a server error, none is answered as not documented."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests import servers
+from tests.web import site as sites
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+# For each call, as many that fit the document as that do not. Derandomised: the same requests every time.
+EXAMPLES = 60
+CALLS = (
+    "submit_operation",
+    "submit_batch",
+    "read_operation",
+    "put_account",
+    "read_account",
+    "list_accounts",
+    "list_entries",
+    "live",
+    "ready",
+    "metrics",
+    "openapi",
+    "docs",
+)
+
+
+@pytest.fixture(scope="module")
+def site(embedded18: servers.Server) -> Iterator[sites.Site]:
+    """Without the broken kind, whose every operation is rightly a 500."""
+    with sites.running(embedded18.fresh_database(), kinds=(sites.PICKY,)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def calls(site: sites.Site) -> dict[str, Any]:
+    document = httpx2.get(f"http://127.0.0.1:{site.port}/openapi.json").json()
+    schema = schemathesis.openapi.from_dict(document)
+    found: list[Any] = list(schema.get_all_operations())
+    return {result.ok().definition.raw["operationId"]: result.ok() for result in found}
+
+
+def test_every_call_is_tried(calls: dict[str, Any]) -> None:
+    assert calls.keys() == set(CALLS)
+
+
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "does_not_fit"]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_keeps_to_its_document(
+    site: sites.Site, calls: dict[str, Any], name: str, mode: GenerationMode
+) -> None:
+    operation = calls[name]
+    if mode is GenerationMode.NEGATIVE and not (
+        operation.definition.raw.keys() & {"parameters", "requestBody"}
+    ):
+        # Nothing can be wrong with a call that takes nothing.
+        return
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def keeps(case: schemathesis.Case[Any]) -> None:
+        case.call_and_validate(
+            base_url=f"http://127.0.0.1:{site.port}",
+            headers={"Authorization": f"Bearer {site.keys['default', 'admin']}"},
+            checks=CHECKS,
+        )
+
+    keeps()

@@ -1,0 +1,142 @@
+"""What operators see: liveness, readiness, metrics; and a database that goes away."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+import asyncpg
+import httpx2
+import pytest
+
+from tallystick.settings import LIMITS
+from tests import servers
+from tests.web import site as sites
+
+# Short waits, and a queue of one: what takes ten seconds and twenty thousand callers elsewhere.
+IMPATIENT = dataclasses.replace(
+    LIMITS, wait_seconds=0.4, outage_seconds=0.3, queue=1, queue_per_source=1, lanes=1, batch=1
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[servers.Server]:
+    """A database server of its own, to be stopped."""
+    own = servers.embedded18()
+    try:
+        own.start()
+        yield own
+    finally:
+        own.remove()
+
+
+@pytest.fixture(scope="module")
+def dsn(server: servers.Server) -> str:
+    return server.fresh_database()
+
+
+@pytest.fixture(scope="module")
+def impatient(dsn: str) -> Iterator[sites.Site]:
+    with sites.running(dsn, limits=IMPATIENT) as running:
+        yield running
+
+
+def test_liveness_and_readiness(client: httpx2.Client) -> None:
+    assert client.get("/livez").json() == {"status": "alive"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    verbose = client.get("/readyz?verbose").json()
+    assert {check["name"]: check["ok"] for check in verbose["checks"]} == {"database": True, "queue": True}
+    assert client.head("/livez").status_code == 200
+
+
+def test_metrics_count_requests_operations_and_batches(
+    client: httpx2.Client, accounts: tuple[str, str, str]
+) -> None:
+    client.get("/v1/accounts/nobody")
+    text = client.get("/metrics").text
+    for line in (
+        'tally_http_requests_total{route="/v1/accounts/{id}",status="404"}',
+        'tally_operations_total{outcome="committed"}',
+        "tally_engine_waiting",
+        "tally_engine_batches_total",
+        "tally_engine_answered_total",
+        'tally_http_request_seconds_bucket{le="0.01",route="/v1/operations"}',
+    ):
+        assert line in text
+    assert accounts[0] not in text
+
+
+def test_a_held_account_is_told_as_in_flight_and_a_full_queue_as_busy(
+    impatient: sites.Site, dsn: str
+) -> None:
+    """Somebody else's transaction holds an account: callers wait a bounded time, and no more than fit."""
+    with impatient.client() as client:
+        for name in ("held", "free"):
+            client.put(f"/v1/accounts/{name}", json={"currency": "USD", "floor_micros": None})
+        release, holding = threading.Event(), threading.Event()
+        holder = threading.Thread(target=lambda: asyncio.run(_hold(dsn, holding, release)))
+        holder.start()
+        try:
+            assert holding.wait(sites.PATIENCE_SECONDS)
+            answers = _at_once(impatient, 6)
+            changed = client.put("/v1/accounts/held", json={"currency": "USD", "floor_micros": -1})
+        finally:
+            release.set()
+            holder.join()
+        told = {(answer.status_code, answer.json()["code"]) for answer in (*answers, changed)}
+        assert told == {(409, "in_flight"), (503, "busy")}
+        assert (changed.status_code, changed.json()["code"]) == (409, "in_flight")
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in (*answers, changed))
+        again = _at_once(impatient, 1)[0]
+        assert again.status_code == 201
+
+
+def test_a_database_that_is_away_is_told_and_comes_back(
+    impatient: sites.Site, server: servers.Server
+) -> None:
+    with impatient.client() as client:
+        assert client.get("/readyz").status_code == 200
+        client.get("/v1/accounts")
+        server.stop(immediate=True)
+        try:
+            assert client.get("/livez").status_code == 200
+            unready = client.get("/readyz?verbose")
+            assert (unready.status_code, unready.json()["failed"]) == (503, ["database"])
+            operation = _at_once(impatient, 1)[0]
+            read = client.get("/v1/accounts")
+        finally:
+            server.start()
+        for answer in (operation, read):
+            assert (answer.status_code, answer.json()["code"]) == (503, "database_unreachable")
+            assert "retry-after" in answer.headers
+        assert client.get("/readyz").status_code == 200
+        assert _at_once(impatient, 1)[0].status_code == 201
+
+
+def _at_once(site: sites.Site, count: int) -> list[httpx2.Response]:
+    async def send() -> list[httpx2.Response]:
+        headers = {"authorization": f"Bearer {site.keys['default', 'admin']}"}
+        base = f"http://127.0.0.1:{site.port}"
+        body = {"kind": "transfer", "debit": "held", "credit": "free", "amount_micros": 1, "currency": "USD"}
+        async with httpx2.AsyncClient(
+            base_url=base, headers=headers, timeout=sites.PATIENCE_SECONDS
+        ) as client:
+            return await asyncio.gather(
+                *(
+                    client.post("/v1/operations", json=body, headers={"idempotency-key": f"held-{n}"})
+                    for n in range(count)
+                )
+            )
+
+    return asyncio.run(send())
+
+
+async def _hold(dsn: str, holding: threading.Event, release: threading.Event) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT 1 FROM tally.account WHERE id = 'held' FOR UPDATE")
+            holding.set()
+            await asyncio.to_thread(release.wait, sites.PATIENCE_SECONDS)
+    finally:
+        await connection.close()
