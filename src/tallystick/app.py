@@ -1,21 +1,78 @@
 """Composition root: the only file that knows every adapter."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any, Protocol
 
 from tallystick import settings as configuration
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Kinds
+from tallystick.core.outcome import Rejected
+from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
-from tallystick.settings import LIMITS, Settings
+from tallystick.errors import Misconfigured
+from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import database as postgres
-from tallystick.store import embedded, tenant
+from tallystick.store import account, embedded, tenant
+from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate
+from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
+
+
+class Accounts(Protocol):
+    """What `store.account` and `store.mysql.account` both are; each takes its own kind of database."""
+
+    async def put(
+        self,
+        database: Any,  # noqa: ANN401
+        tenant: Tenant,
+        account_id: str,
+        *,
+        currency: str,
+        floor_micros: int | None,
+        limits: tuple[VelocityLimit, ...],
+    ) -> Put | Rejected: ...
+
+    async def read(
+        self,
+        database: Any,  # noqa: ANN401
+        tenant: Tenant,
+        account_id: str,
+    ) -> AccountView | Rejected: ...
+
+    async def balance_at(
+        self,
+        database: Any,  # noqa: ANN401
+        tenant: Tenant,
+        account_id: str,
+        moment: datetime,
+    ) -> tuple[int, int] | Rejected: ...
+
+    async def list_entries(
+        self,
+        database: Any,  # noqa: ANN401
+        tenant: Tenant,
+        account_id: str,
+        *,
+        before: int | None,
+        most: int,
+    ) -> list[EntryView] | Rejected: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the library needs, on either engine."""
+
+    database: Any
+    engine: Engine
+    accounts: Accounts
+    find_tenant: Callable[[Any, str], Awaitable[Tenant | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +113,44 @@ async def database_address(settings: Settings) -> AsyncIterator[tuple[str, tuple
 
 
 @asynccontextmanager
-async def running(settings: Settings, *, kinds: Iterable[Kind] = ()) -> AsyncIterator[Service]:
+async def running(
+    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS
+) -> AsyncIterator[Service]:
     """Database, migrations and engine, closed again in reverse order."""
     async with database_address(settings) as (dsn, notes):
         await migrate(dsn)
-        database = await postgres.connect(dsn, connections=LIMITS.lanes + LIMITS.readers)
+        database = await postgres.connect(dsn, connections=limits.lanes + limits.readers, limits=limits)
         try:
-            async with Engine(PostgresLedger(database), Kinds(kinds)) as engine:
+            async with Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine:
                 yield Service(settings, database, engine, notes)
         finally:
             await database.close()
+
+
+@asynccontextmanager
+async def ledger(
+    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS
+) -> AsyncIterator[Ledger]:
+    """The ledger alone, on PostgreSQL or, by its address, on MariaDB or MySQL."""
+    dsn = settings.database_url
+    if dsn is None or not is_mysql(dsn):
+        async with running(settings, kinds=kinds, limits=limits) as service:
+            yield Ledger(service.database, service.engine, account, tenant.find_tenant)
+        return
+    try:
+        # The driver is an extra: nobody needs it who does not use it.
+        from tallystick.store.mysql import account as accounts  # noqa: PLC0415
+        from tallystick.store.mysql import database, migrate, operation  # noqa: PLC0415
+        from tallystick.store.mysql.tenant import find_tenant  # noqa: PLC0415
+    except ImportError as error:
+        message = (
+            "TALLY_DATABASE_URL is a MySQL address; its driver is missing: pip install 'tallystick[mysql]'"
+        )
+        raise Misconfigured(message) from error
+    await migrate.migrate(dsn)
+    opened = await database.connect(dsn, connections=limits.lanes + limits.readers)
+    try:
+        async with Engine(operation.MysqlLedger(opened), Kinds(kinds), limits=limits) as engine:
+            yield Ledger(opened, engine, accounts, find_tenant)
+    finally:
+        await opened.close()

@@ -5,7 +5,7 @@
       ├── InFlight          the same key is being worked on by somebody else for longer than we wait
       ├── OutcomeUnknown    the database vanished around COMMIT: send again with the same key
       ├── Unreachable       the database cannot be reached; nothing was recorded
-      ├── Faulted           the operation's own handler raised; rolled back, the key is unused
+      ├── Faulted           the operation's own handler failed; rolled back, the key is unused
       ├── CallerTransaction submit(connection=...) was given a connection it cannot use
       ├── Misconfigured     settings or environment are wrong; the message names which
       ├── SchemaMismatch    the database is newer than this code, or was changed by hand
@@ -63,13 +63,14 @@ class Unreachable(TallystickError):
 
 
 class Faulted(TallystickError):
-    """The handler of the operation's kind raised. It was rolled back and the key is unused."""
+    """The handler of the operation's kind raised, or wrote what the database refuses. The key is unused."""
 
     def __init__(self, kind: str) -> None:
-        """The handler's own exception is the `__cause__`."""
+        """The exception itself is the `__cause__`."""
         super().__init__(
-            f"handler_failed: the handler of kind {kind!r} raised an exception. Nothing was recorded and no "
-            f"money moved. Fix the handler, then send the same request with the same key."
+            f"handler_failed: the handler of kind {kind!r} raised an exception, or wrote what the database "
+            f"refuses. Nothing was recorded and no money moved. Fix the handler, then send the same request with "
+            f"the same key."
         )
 
 

@@ -12,20 +12,20 @@ from tallystick import app
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.outcome import Outcome, Rejected
-from tallystick.engine.engine import Engine
-from tallystick.errors import Misconfigured, TallystickError
-from tallystick.store import account, caller
-from tallystick.store.account import AccountView, EntryView, Put, VelocityLimit
-from tallystick.store.database import Database
+from tallystick.core.velocity import VelocityLimit
+from tallystick.errors import CallerTransaction, Misconfigured, TallystickError
+from tallystick.store import caller
+from tallystick.store.account import AccountView, EntryView, Put
 
 
 class Tally:
     """A tenant's ledger. Made by `tallystick.open()`; safe to share between tasks of one event loop."""
 
-    def __init__(self, database: Database, engine: Engine, tenant: Tenant) -> None:
+    def __init__(self, ledger: app.Ledger, tenant: Tenant) -> None:
         """Use `tallystick.open()`."""
-        self._database = database
-        self._engine = engine
+        self._database = ledger.database
+        self._engine = ledger.engine
+        self._accounts = ledger.accounts
         self._tenant = tenant
 
     async def submit(
@@ -45,6 +45,10 @@ class Tally:
         """
         if connection is None:
             return await self._engine.submit(self._tenant, operation, idempotency_key)
+        if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+            raise CallerTransaction(
+                "submit(connection=...) takes an asyncpg connection: it is for PostgreSQL only."
+            )
         claim = self._engine.claim(self._tenant, operation, idempotency_key)
         if isinstance(claim, Rejected):
             return claim
@@ -65,7 +69,7 @@ class Tally:
         limits: Sequence[VelocityLimit] = (),
     ) -> AccountView | Rejected:
         """Make the account, or give it this floor (None: none) and these velocity limits."""
-        done = await account.put(
+        done = await self._accounts.put(
             self._database,
             self._tenant,
             account_id,
@@ -79,18 +83,20 @@ class Tally:
 
     async def account(self, account_id: str) -> AccountView | Rejected:
         """The account with its balance now."""
-        return await account.read(self._database, self._tenant, account_id)
+        return await self._accounts.read(self._database, self._tenant, account_id)
 
     async def balance_at(self, account_id: str, moment: datetime) -> int | Rejected:
         """The balance in micros at the end of a moment."""
-        found = await account.balance_at(self._database, self._tenant, account_id, moment)
+        found = await self._accounts.balance_at(self._database, self._tenant, account_id, moment)
         return found if isinstance(found, Rejected) else found[0]
 
     async def entries(
         self, account_id: str, *, before: int | None = None, most: int = 100
     ) -> Sequence[EntryView] | Rejected:
         """Entries with their running balance, newest first; `before` an entry's number continues a page."""
-        return await account.list_entries(self._database, self._tenant, account_id, before=before, most=most)
+        return await self._accounts.list_entries(
+            self._database, self._tenant, account_id, before=before, most=most
+        )
 
 
 @asynccontextmanager
@@ -107,10 +113,9 @@ async def open(  # noqa: A001 - read as tallystick.open()
     brought up to date; leaving the block answers what is queued and closes everything.
     """
     settings = app.settings_with(database_url=database_url, home=home)
-    async with app.running(settings, kinds=kinds) as service:
-        found = await service.tenant(tenant)
+    async with app.ledger(settings, kinds=kinds) as ledger:
+        found = await ledger.find_tenant(ledger.database, tenant)
         if found is None:
             message = f"There is no tenant {tenant!r}. Make it with `tally keys create --tenant {tenant}`."
             raise Misconfigured(message)
-        yield Tally(service.database, service.engine, found)
-
+        yield Tally(ledger, found)

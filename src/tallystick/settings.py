@@ -21,8 +21,8 @@ class Limits:
     # Two lanes: while PostgreSQL works on one batch, Python answers the last and gathers the next. A third
     # gained nothing on two cores (docs/benchmarks.md).
     lanes: int = 2
-    # Past about 500 the cost per operation no longer falls, and everybody waits for the whole batch.
-    batch: int = 500
+    # Past about 1,000 the cost per operation no longer falls, and everybody waits for the whole batch.
+    batch: int = 1_000
     # About one second of work at full speed: a longer queue only hides that the caller must slow down.
     queue: int = 20_000
     # One tenant may fill at most this much of it, so that a flood from one leaves room for the others.

@@ -66,7 +66,7 @@ async def books(dsn: str) -> AsyncIterator[Books]:
 
 @pytest.fixture
 async def engine(books: Books) -> AsyncIterator[Engine]:
-    async with books.engine([TIP, EXPLODE, CHECKS_BADLY, ORPHAN]) as engine:
+    async with books.engine([TIP, EXPLODE, CHECKS_BADLY, ODDLY, ORPHAN]) as engine:
         yield engine
 
 
@@ -98,6 +98,12 @@ class Orphan(Operation, frozen=True, tag_field="kind", tag="orphan"):
     """Claims to finish a transaction that nobody made: only the database can see that."""
 
 
+class Oddly(Operation, frozen=True, tag_field="kind", tag="oddly"):
+    """Names whatever it is told to as an account."""
+
+    name: str | int
+
+
 def _tip(operation: Tip, _reading: Reading) -> Iterable[Leg]:
     amount = operation.amount_micros
     return Leg(operation.giver, -amount, "USD"), Leg(operation.taker, amount, "USD")
@@ -121,6 +127,11 @@ NOBODYS = "tx_" + "0" * 32
 TIP = Kind(Tip, accounts=lambda operation, _: (operation.giver, operation.taker), decide=_tip)
 EXPLODE = Kind(Explode, accounts=_explode_accounts, decide=_explode)
 CHECKS_BADLY = Kind(ChecksBadly, accounts=lambda _o, _t: (), decide=lambda _o, _r: (), check=_check_badly)
+ODDLY = Kind(
+    Oddly,
+    accounts=lambda operation, _: ("alice", operation.name),
+    decide=lambda operation, _: (Leg("alice", -1, "USD"), Leg(operation.name, 1, "USD")),
+)
 ORPHAN = Kind(
     Orphan,
     accounts=lambda _o, _t: ("alice", "bob"),
@@ -254,6 +265,20 @@ async def test_a_handler_that_raises_fails_its_own_caller_alone(
     committed(right)
     assert await books.balance("bob") == 3
     # The key is unused.
+    committed(await engine.submit(books.tenant, pay(4), "k"))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "", "x" * 300, "☃", "a\0b", 7], ids=repr)
+async def test_a_kind_that_names_what_cannot_be_an_account_is_refused_alone(
+    books: Books, engine: Engine, name: str | int
+) -> None:
+    """A name that breaks the list of names would shift every lock of the batch to another's account."""
+    left, odd, right = await engine.submit_many(
+        books.tenant, [(pay(1), "left"), (Oddly(name=name), "k"), (pay(2), "right")]
+    )
+    assert refused(odd) == "account_unknown"
+    committed(left)
+    committed(right)
     committed(await engine.submit(books.tenant, pay(4), "k"))
 
 

@@ -1,8 +1,18 @@
 """Who may call what."""
 
+import asyncio
+from dataclasses import replace
+
 import httpx2
 import pytest
 
+from tallystick import app
+from tallystick.core.outcome import Rejected
+from tallystick.settings import LIMITS, Settings
+from tallystick.store import tenant
+from tallystick.store.tenant import Access
+from tallystick.web.access import Doorkeeper, Need
+from tests import servers
 from tests.web.site import Site
 
 BODY = {"kind": "transfer", "debit": "a", "credit": "b", "amount_micros": 1, "currency": "USD"}
@@ -52,3 +62,43 @@ def test_no_key_is_needed_to_look_at_the_service(site: Site, path: str) -> None:
 def test_the_scheme_may_be_in_any_case(site: Site) -> None:
     headers = {"authorization": f"bearer {site.keys['default', 'viewer']}"}
     assert httpx2.get(f"http://127.0.0.1:{site.port}/v1/accounts", headers=headers).status_code == 200
+
+
+async def test_guessing_neither_fills_the_memory_nor_pushes_known_keys_out(
+    embedded18: servers.Server,
+) -> None:
+    async with app.running(Settings(database_url=embedded18.fresh_database())) as service:
+        owner = await tenant.ensure_tenant(service.database, "default")
+        await tenant.add_key(service.database, owner, "viewer", "tsk_known")
+        doorkeeper = Doorkeeper(service.database, limits=replace(LIMITS, key_memory=3))
+        assert isinstance(await doorkeeper.admit([b"Bearer tsk_known"], Need.READ), Access)
+        for number in range(10):
+            guess = await doorkeeper.admit([b"Bearer guess-%d" % number], Need.READ)
+            assert isinstance(guess, Rejected)
+        assert (len(doorkeeper._known), len(doorkeeper._unknown), doorkeeper._lookups) == (1, 3, {})
+
+
+async def test_a_revoked_key_works_until_its_memory_ends_and_no_longer(embedded18: servers.Server) -> None:
+    async with app.running(Settings(database_url=embedded18.fresh_database())) as service:
+        owner = await tenant.ensure_tenant(service.database, "default")
+        prefix = await tenant.add_key(service.database, owner, "admin", "tsk_to_be_revoked")
+        remembering = Doorkeeper(service.database)
+        forgetting = Doorkeeper(service.database, limits=replace(LIMITS, key_memory_seconds=0))
+        for doorkeeper in (remembering, forgetting):
+            assert isinstance(await doorkeeper.admit([b"Bearer tsk_to_be_revoked"], Need.WRITE), Access)
+        assert await tenant.revoke_key(service.database, owner, prefix)
+        assert isinstance(await remembering.admit([b"Bearer tsk_to_be_revoked"], Need.WRITE), Access)
+        assert isinstance(await forgetting.admit([b"Bearer tsk_to_be_revoked"], Need.WRITE), Rejected)
+
+
+async def test_many_callers_with_one_key_ask_the_database_once(embedded18: servers.Server) -> None:
+    async with app.running(Settings(database_url=embedded18.fresh_database())) as service:
+        owner = await tenant.ensure_tenant(service.database, "default")
+        await tenant.add_key(service.database, owner, "viewer", "tsk_busy_one")
+        doorkeeper = Doorkeeper(service.database)
+        asking = [
+            asyncio.create_task(doorkeeper.admit([b"Bearer tsk_busy_one"], Need.READ)) for _ in range(50)
+        ]
+        await asyncio.sleep(0)
+        assert len(doorkeeper._lookups) == 1
+        assert all(isinstance(access, Access) for access in await asyncio.gather(*asking))

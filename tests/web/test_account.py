@@ -144,7 +144,7 @@ def test_accounts_are_paged_by_id(client: httpx2.Client, accounts: tuple[str, st
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=501", "limit=x", "limit=-1", "cursor=%00", "cursor=-", "page=2"]
+    "query", ["limit=0", "limit=501", "limit=x", "limit=-1", "cursor=%00", "cursor=", "cursor=-", "page=2"]
 )
 @pytest.mark.parametrize("path", ["/v1/accounts", "/v1/accounts/nobody/entries"])
 def test_a_page_that_cannot_be_is_refused(client: httpx2.Client, path: str, query: str) -> None:

@@ -1,6 +1,7 @@
 """Bad input is answered with a clear 4xx, and no money moves."""
 
 import json
+import socket
 from collections.abc import Callable
 
 import httpx2
@@ -191,6 +192,31 @@ def test_the_connection_survives_a_large_body(client: httpx2.Client) -> None:
     )
     assert answer.status_code == 413
     assert client.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"GET /livez HTTP/1.1\r\nX-Endless: ",
+        b"GET /",
+        b"POST /v1/operations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ",
+    ],
+    ids=["header", "path", "trailer"],
+)
+def test_an_endless_head_is_cut_off(site: Site, opening: bytes) -> None:
+    """Nobody has shown a key yet, so nobody may fill our memory."""
+    with socket.create_connection(("127.0.0.1", site.port), 30) as connection:
+        connection.sendall(opening)
+        with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+            connection.sendall(b"a" * 64_000_000)
+
+
+def test_a_body_in_many_chunks_is_not_taken_for_a_head(site: Site) -> None:
+    body = b" " * 20_000 + json.dumps(WHOLE).encode()
+    head = _head(site, None, b"Idempotency-Key: chunks\nTransfer-Encoding: chunked\n")
+    chunks = b"".join(b"1\r\n" + body[n : n + 1] + b"\r\n" for n in range(len(body))) + b"0\r\n\r\n"
+    status, received = site.raw(head, chunks)
+    assert (status, b"account_unknown" in received) == (404, True)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/accounts/", "/v1/accounts/a/b", "/v2/accounts", "/livez/"])

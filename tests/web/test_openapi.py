@@ -8,12 +8,18 @@ from typing import Any
 import httpx2
 import jsonschema_rs
 import pytest
+from starlette.routing import Route as PathRoute
+from starlette.routing import Router
 
+from tallystick import app
 from tallystick.core import operation
 from tallystick.core.money import amount_fault
-from tallystick.web import examples, openapi
-from tallystick.web.access import Need
+from tallystick.settings import Settings
+from tallystick.web import api, examples, openapi
+from tallystick.web.metrics import Metrics
 from tallystick.web.problem import PROBLEMS
+from tallystick.web.resource import Resource
+from tests import servers
 from tests.web.site import Site
 
 
@@ -38,10 +44,20 @@ def test_every_documented_route_exists_and_no_other_method_does(
             assert (status != 405) == ((method, path) in documented), (method, path, status)
 
 
-def test_every_route_is_documented(client: httpx2.Client, document: dict[str, Any]) -> None:
-    """What the server counts by route template, it also documents."""
-    counted = set(re.findall(r'tally_http_requests_total\{route="([^"]+)"', client.get("/metrics").text))
-    assert counted <= document["paths"].keys()
+async def test_the_router_and_the_document_hold_the_same_calls(embedded18: servers.Server) -> None:
+    async with app.running(Settings(database_url=embedded18.fresh_database())) as service:
+        router = api.build(service)
+        assert isinstance(router, Router)
+        routed = {
+            (method, route.path)
+            for route in router.routes
+            if isinstance(route, PathRoute) and isinstance(route.endpoint, Resource)
+            for method in route.endpoint._methods
+            if method != "HEAD"
+        }
+        assert len(router.routes) == len({path for _, path in routed})
+        table = api.route_table(service, Metrics(service.engine))
+        assert routed == _operations(openapi.document(table)).keys()
 
 
 def test_the_account_pattern_is_the_cores() -> None:
@@ -98,7 +114,7 @@ def test_the_amounts_of_the_document_are_the_cores(document: dict[str, Any]) -> 
 
 def test_a_call_with_a_key_says_so(document: dict[str, Any]) -> None:
     for (_, path), operation_ in _operations(document).items():
-        assert bool(operation_["security"]) == path.startswith("/v1/"), (path, Need)
+        assert bool(operation_["security"]) == path.startswith("/v1/"), path
 
 
 def test_the_page_shows_every_call_and_problem_and_loads_nothing(

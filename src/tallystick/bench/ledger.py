@@ -28,7 +28,7 @@ from tallystick.store.operation import PostgresLedger
 
 Submit = Callable[[Operation, str], Awaitable[Outcome]]
 
-CALLERS = 2_000
+CALLERS = 4_000
 BASELINE_CONNECTIONS = 16
 ACCOUNTS = 10_000
 REPLAYS = 0.10

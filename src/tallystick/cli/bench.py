@@ -2,24 +2,46 @@
 
 import gc
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tallystick import settings as configuration
+from tallystick.bench.growth import growth
+from tallystick.bench.http import batch, http
 from tallystick.bench.idle import idle
 from tallystick.bench.ledger import ledger
 from tallystick.bench.result import Result
 from tallystick.cli.running import run
 from tallystick.settings import Settings
 
-Bench = Callable[[Settings, float, int, int], Awaitable[Result]]
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long and how often."""
+
+    seconds: float
+    runs: int
+    seed: int
+    rows: int
+
+
+Bench = Callable[[Settings, Size], Coroutine[Any, Any, Result]]
 
 BENCHES: dict[str, Bench] = {
-    "ledger": lambda settings, seconds, runs, seed: ledger(settings, seconds=seconds, runs=runs, hot=False, seed=seed),
-    "hot": lambda settings, seconds, runs, seed: ledger(settings, seconds=seconds, runs=runs, hot=True, seed=seed),
-    "idle": lambda settings, seconds, _runs, seed: idle(settings, operations=int(200 * seconds), seed=seed),
+    "ledger": lambda on, size: ledger(on, seconds=size.seconds, runs=size.runs, hot=False, seed=size.seed),
+    "hot": lambda on, size: ledger(on, seconds=size.seconds, runs=size.runs, hot=True, seed=size.seed),
+    "idle": lambda on, size: idle(on, operations=int(200 * size.seconds * size.runs), seed=size.seed),
+    "http": lambda on, size: http(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
+    "batch": lambda on, size: batch(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
+    "growth": lambda on, size: growth(
+        on, seconds=size.seconds, runs=size.runs, seed=size.seed, operations=size.rows
+    ),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -28,12 +50,13 @@ _COLLECT_EVERY = 50_000
 
 @click.command()
 @click.argument("name", type=click.Choice([*BENCHES, "all"]))
-@click.option("--hot", is_flag=True, help="With `ledger`: one account is in every operation.")
-@click.option("--seconds", default=3.0, show_default=True, help="Length of one run.")
-@click.option("--runs", default=3, show_default=True, help="Runs of each side; the median counts.")
+@click.option("--hot", is_flag=True, help="With `ledger`: one account is in every operation (the same as `hot`).")
+@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.5, 600), help="Length of a run.")
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(1, 50), help="The median of them counts.")
 @click.option("--seed", default=1, show_default=True, help="Chooses the load; the same seed gives the same one.")
+@click.option("--rows", default=200_000, show_default=True, help="With `growth`: operations already present.")
 @click.option("--json", "as_json", is_flag=True, help='{"bench","value","unit","baseline","ratio",...}')
-def bench(name: str, hot: bool, seconds: float, runs: int, seed: int, as_json: bool) -> None:  # noqa: FBT001, PLR0913
+def bench(name: str, *, hot: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them
     """Measure NAME beside its baseline, in the same run, with durable commits; then verify the ledger.
 
     Uses a database of its own on the configured server, or an embedded server that is thrown away.
@@ -41,15 +64,19 @@ def bench(name: str, hot: bool, seconds: float, runs: int, seed: int, as_json: b
     gc.set_threshold(_COLLECT_EVERY)
     settings = configuration.load()
     names = list(BENCHES) if name == "all" else ["hot" if name == "ledger" and hot else name]
-    results = [run(BENCHES[one](settings, seconds, runs, seed)) for one in names]
+    results = []
+    console = Console(stderr=True)
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as progress:
+        for one in names:
+            task = progress.add_task(f"bench {one}", total=None)
+            results.append(run(BENCHES[one](settings, Size(**size))))
+            progress.remove_task(task)
     if as_json:
         encoded = [msgspec.to_builtins(result) for result in results]
         click.echo(json.dumps(encoded if name == "all" else encoded[0]))
         return
     for result in results:
         click.echo(
-            f"{result.bench:<16} {result.value:>10,g} {result.unit:<26} "
-            f"{result.ratio:>6.2f}x of {result.baseline:,g} ({result.baseline_is})"
+            f"{result.bench:<13} {result.value:>10,.10g} {result.unit:<24} "
+            f"{result.ratio:>6.2f}x of {result.baseline:,.10g} ({result.baseline_is})"
         )
-
-

@@ -41,7 +41,10 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """One caller's wish to use a key. `request` is the canonical form of the operation."""
+    """One caller's wish to use a key. `request` is the canonical form of the operation.
+
+    `accounts` are those it touches, as far as the operation alone tells (`Kind.names` is empty).
+    """
 
     tenant: Tenant
     id: bytes
@@ -49,6 +52,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     operation: Operation
     request: bytes
+    accounts: tuple[tuple[int, str], ...] = ()
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):

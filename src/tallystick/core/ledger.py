@@ -50,12 +50,11 @@ Book = dict[str, Account]
 
 def post(book: Book, legs: tuple[Leg, ...]) -> tuple[Entry, ...] | Rejected:
     """Apply the legs to the book: all of them, or none and the reason why."""
-    if not _plain(legs):
-        refusal = _malformed(legs)
-        if refusal is not None:
-            return refusal
-    refusal = _unknown(book, legs)
+    plain = _plain(legs)
+    refusal = None if plain else _malformed(legs)
     if refusal is None:
+        refusal = _unknown(book, legs)
+    if refusal is None and not plain:
         refusal = _unbalanced(legs)
     if refusal is not None:
         return refusal
@@ -91,12 +90,17 @@ def post(book: Book, legs: tuple[Leg, ...]) -> tuple[Entry, ...] | Rejected:
 
 
 def _plain(legs: tuple[Leg, ...]) -> bool:
-    """The common case, recognised quickly: one amount from one account to another."""
+    """The common case, recognised quickly: one amount from one account to another, nothing wrong with it."""
     if len(legs) != MIN_LEGS:
         return False
-    (debit, out, _), (credit, in_, _) = legs
+    (debit, out, currency), (credit, in_, other) = legs
     return (
-        type(out) is int and type(in_) is int and -MAX_MICROS <= out < 0 < in_ <= MAX_MICROS and debit != credit
+        type(out) is int
+        and type(in_) is int
+        and out == -in_
+        and 0 < in_ <= MAX_MICROS
+        and currency == other
+        and debit != credit
     )
 
 

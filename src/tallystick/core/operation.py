@@ -9,8 +9,9 @@ are left out, so that a field added later does not change the form of what was r
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, cast
 
 import msgspec
 
@@ -52,6 +53,7 @@ class Kind:
     `check`     refuses what is wrong with the operation alone, before anything is read
     `names`     written ids of earlier transactions that must be read first
     `closes`    the one of those that this operation finishes; it can be finished only once, ever
+    `checks_accounts`  its `check` refuses every account id that cannot be one
     """
 
     request: type[Operation]
@@ -60,11 +62,17 @@ class Kind:
     check: Callable[[Any], Rejected | None] = _no_fault
     names: Callable[[Any], Iterable[str]] = _nothing
     closes: Callable[[Any], str | None] = lambda _operation: None
+    checks_accounts: bool = False
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """The tag of its request type, as seen in JSON under `kind`."""
-        return str(self.request.__struct_config__.tag)
+    def __post_init__(self) -> None:
+        """Its name is the tag of its request type, as seen in JSON under `kind`."""
+        object.__setattr__(self, "name", str(self.request.__struct_config__.tag))
+
+    def locks(self, operation: Operation, transactions: Mapping[str, Transaction]) -> Iterable[str]:
+        """The accounts to lock. What cannot be an id is left out; posting to it is then refused as unknown."""
+        names = self.accounts(operation, transactions)
+        return names if self.checks_accounts else [name for name in names if account_fault(name) is None]
 
 
 class Kinds:
@@ -75,6 +83,9 @@ class Kinds:
         self._by_type: dict[type, Kind] = {}
         names: set[str] = set()
         for kind in (*BUILT_IN, *own):
+            if kind.request.__struct_config__.tag_field != "kind":
+                message = f"{kind.request.__name__} must be declared with tag_field='kind' and a tag"
+                raise ValueError(message)
             if kind.name in names:
                 message = f"two kinds of operation are called {kind.name!r}"
                 raise ValueError(message)
@@ -109,9 +120,16 @@ def account_fault(account_id: object) -> Rejected | None:
         return None
     return Rejected(
         "account_invalid",
-        f"{account_id!r:.80} is not an account id.",
+        f"{_shown(account_id)} is not an account id.",
         "Use 1 to 200 letters, digits and : _ . @ + = - and begin with a letter or digit.",
     )
+
+
+def _shown(value: object) -> str:
+    """The value for a message, cut short. Python refuses to write out an integer of thousands of digits."""
+    if type(value) is int and value.bit_length() > 256:  # noqa: PLR2004 - far beyond any amount
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.80}"
 
 
 _AMOUNT_REMEDY = "Send a whole number of micros (millionths of the major unit) from 1 to 9223372036854775807."
@@ -121,7 +139,7 @@ def _amount_refused(value: object) -> Rejected | None:
     code = amount_fault(value)
     if code is None:
         return None
-    return Rejected(code, f"amount_micros is {value!r:.80}, which is not an amount.", _AMOUNT_REMEDY)
+    return Rejected(code, f"amount_micros is {_shown(value)}, which is not an amount.", _AMOUNT_REMEDY)
 
 
 def currency_fault(currency: object) -> Rejected | None:
@@ -129,7 +147,7 @@ def currency_fault(currency: object) -> Rejected | None:
     if type(currency) is str and is_currency(currency):
         return None
     return Rejected(
-        "currency_unknown", f"{currency!r:.80} is not a currency.", "Use an ISO 4217 code in capitals: USD, EUR, JPY."
+        "currency_unknown", f"{_shown(currency)} is not a currency.", "Use an ISO 4217 code in capitals: USD, EUR, JPY."
     )
 
 
@@ -256,17 +274,15 @@ class Post(Operation, tag_field="kind", tag="post"):
 def _movement(request: type[Operation], debit: str, credit: str, *, outside: str | None = None) -> Kind:
     """A kind that moves one amount between the accounts in two of its fields."""
 
+    sides = attrgetter(debit, credit)
+    movement = attrgetter(debit, credit, "amount_micros", "currency")
+    everything = attrgetter(debit, credit, "amount_micros", "currency", "memo")
+
     def check(operation: Any) -> Rejected | None:  # noqa: ANN401
-        return check_movement(
-            getattr(operation, debit),
-            getattr(operation, credit),
-            operation.amount_micros,
-            operation.currency,
-            operation.memo,
-        )
+        return check_movement(*everything(operation))
 
     def accounts(operation: Any, _transactions: Mapping[str, Transaction]) -> Iterable[str]:  # noqa: ANN401
-        return getattr(operation, debit), getattr(operation, credit)
+        return cast("tuple[str, str]", sides(operation))
 
     def decide(operation: Any, reading: Reading) -> Iterable[Leg] | Rejected:  # noqa: ANN401
         if outside is not None:
@@ -277,19 +293,16 @@ def _movement(request: type[Operation], debit: str, credit: str, *, outside: str
                     f"{boundary.id} has a floor, so it is not the edge of the ledger.",
                     f"Name as {outside} an account made with floor_micros null.",
                 )
-        amount, currency = operation.amount_micros, operation.currency
-        return (
-            Leg(getattr(operation, debit), -amount, currency),
-            Leg(getattr(operation, credit), amount, currency),
-        )
+        source, target, amount, currency = movement(operation)
+        return Leg(source, -amount, currency), Leg(target, amount, currency)
 
-    return Kind(request, accounts, decide, check)
+    return Kind(request, accounts, decide, check, checks_accounts=True)
 
 
 def _transaction_unknown(name: str, wanted: str) -> Rejected:
     return Rejected(
         "transaction_unknown",
-        f"There is no {wanted} {name!r:.80}.",
+        f"There is no {wanted} {_shown(name)}.",
         "Send the id that the first call returned (tx_ and 32 hexadecimal digits).",
     )
 
@@ -397,5 +410,6 @@ BUILT_IN: tuple[Kind, ...] = (
         accounts=lambda operation, _transactions: [leg.account for leg in operation.legs],
         decide=lambda operation, _reading: [Leg(leg.account, leg.amount_micros, leg.currency) for leg in operation.legs],
         check=_check_post,
+        checks_accounts=True,
     ),
 )

@@ -10,14 +10,11 @@ from datetime import datetime
 from typing import Literal
 
 from tallystick.core.idempotency import Answer, Claim, Facts, Fault, Known, Record, decide
-from tallystick.core.operation import account_fault
 from tallystick.core.outcome import Transaction, read_transaction, transaction_id, transaction_name
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.engine.port import LedgerStore, LedgerTransaction
 
 Names = dict[tuple[int, bytes], str]
-
-_NONE: Mapping[str, Transaction] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +114,14 @@ def _needs(claims: Sequence[Claim], transactions: Mapping[int, Mapping[str, Tran
     faults: dict[int, Fault] = {}
     for position, claim in enumerate(claims):
         tenant = claim.tenant.number
-        try:
-            names = [
-                (tenant, name)
-                for name in claim.kind.accounts(claim.operation, transactions.get(tenant, _NONE))
-                # What cannot be an id is not looked for; posting to it is refused as unknown.
-                if account_fault(name) is None
-            ]
-        except Exception as cause:  # noqa: BLE001 - a user's kind may raise anything; only its own operation fails
-            faults[position] = Fault(claim.kind.name, cause)
-            continue
+        names: Sequence[tuple[int, str]] = claim.accounts
+        if tenant in transactions:
+            try:
+                found = claim.kind.locks(claim.operation, transactions[tenant])
+                names = [(tenant, name) for name in found]
+            except Exception as cause:  # noqa: BLE001 - a user's kind may raise anything; only its own operation fails
+                faults[position] = Fault(claim.kind.name, cause)
+                continue
         accounts_of[position] = names
         accounts.update(names)
     return _Needs(sorted(accounts), accounts_of, faults)

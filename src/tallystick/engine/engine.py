@@ -6,7 +6,6 @@ processes meet at the primary key of the operation.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, replay
 from tallystick.core.keys import idempotency_key_fault, operation_id
@@ -25,12 +24,14 @@ _KEY_FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class _Leader:
     """The first of several twins, while it is being worked on."""
 
-    claim: Claim
-    future: "asyncio.Future[Answer]"
+    __slots__ = ("claim", "future")
+
+    def __init__(self, claim: Claim, future: "asyncio.Future[Answer]") -> None:
+        self.claim = claim
+        self.future = future
 
 
 class Engine:
@@ -40,7 +41,9 @@ class Engine:
         """Enter it before use; leaving it answers what is queued."""
         self._kinds = kinds
         self._limits = limits
-        self._group: GroupCommit[Claim, Answer] = GroupCommit(LedgerWork(store), limits=limits)
+        self._group: GroupCommit[Claim, Answer] = GroupCommit(
+            LedgerWork(store), footprint=_accounts_of, limits=limits
+        )
         self._leaders: dict[bytes, _Leader] = {}
 
     async def __aenter__(self) -> "Engine":
@@ -72,9 +75,9 @@ class Engine:
         if isinstance(claim, Rejected):
             return claim
         leader = self._leaders.get(claim.id)
-        if leader is None:
-            return outcome(await self._lead(claim))
-        return await self._follow(claim, leader)
+        if leader is not None:
+            return await self._follow(claim, leader)
+        return await self._answer(self._lead(claim))
 
     async def submit_many(
         self, tenant: Tenant, operations: Iterable[tuple[Operation, str]]
@@ -84,7 +87,7 @@ class Engine:
         Each is on its own: one that fails does not touch the others, and its exception is its answer.
         """
         answers: list[Outcome | TallystickError | None] = []
-        waits: list[tuple[int, str, asyncio.Future[Answer]]] = []
+        waits: list[tuple[int, _Leader]] = []
         follows: list[tuple[int, asyncio.Task[Outcome]]] = []
         for operation, key in operations:
             position = len(answers)
@@ -96,17 +99,14 @@ class Engine:
                 elif (leader := self._leaders.get(claim.id)) is not None:
                     follows.append((position, asyncio.create_task(self._follow(claim, leader))))
                 else:
-                    waits.append((position, claim.kind.name, self._lead(claim)))
+                    waits.append((position, self._lead(claim)))
             except TallystickError as error:
                 answers[position] = error
-        for position, kind, future in waits:
+        for position, leader in waits:
             try:
-                answers[position] = outcome(await future)
+                answers[position] = await self._answer(leader)
             except TallystickError as error:
                 answers[position] = error
-            except Exception as cause:  # noqa: BLE001 - what the database refused of one must not hide the others
-                fault = answers[position] = Faulted(kind)
-                fault.__cause__ = cause
         for position, task in follows:
             try:
                 answers[position] = await task
@@ -131,16 +131,28 @@ class Engine:
             if refusal is not None:
                 return refusal
             request = self._kinds.request(operation)
+            number = tenant.number
+            accounts = tuple([(number, name) for name in kind.locks(operation, {})])
         except Exception as cause:
             raise Faulted(kind.name) from cause
-        return Claim(tenant, operation_id(tenant.name, idempotency_key), idempotency_key, kind, operation, request)
+        id_ = operation_id(tenant.name, idempotency_key)
+        return Claim(tenant, id_, idempotency_key, kind, operation, request, accounts)
 
-    def _lead(self, claim: Claim) -> "asyncio.Future[Answer]":
-        future = self._group.submit(claim, source=claim.tenant.number)
-        leader = _Leader(claim, future)
+    def _lead(self, claim: Claim) -> _Leader:
+        leader = _Leader(claim, self._group.submit(claim, source=claim.tenant.number))
         self._leaders[claim.id] = leader
-        future.add_done_callback(lambda _done: self._dismiss(leader))
-        return future
+        return leader
+
+    async def _answer(self, leader: _Leader) -> Outcome:
+        try:
+            return outcome(await leader.future)
+        except (TallystickError, asyncio.CancelledError):
+            raise
+        except Exception as cause:
+            # Alone in its transaction the database refused it, so nothing of it was kept.
+            raise Faulted(leader.claim.kind.name) from cause
+        finally:
+            self._dismiss(leader)
 
     def _dismiss(self, leader: _Leader) -> None:
         if self._leaders.get(leader.claim.id) is leader:
@@ -162,7 +174,11 @@ class Engine:
                     return replay(claim, Known(first.key, first.request, answer.body))
             self._dismiss(current)
             current = self._leaders.get(claim.id)
-        return outcome(await self._lead(claim))
+        return await self._answer(self._lead(claim))
+
+
+def _accounts_of(claim: Claim) -> tuple[tuple[int, str], ...]:
+    return claim.accounts
 
 
 def outcome(answer: Answer) -> Outcome:

@@ -4,10 +4,12 @@ Pure data: no waiting, no clock. Within a source it is first come, first served.
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+LOOK_AHEAD = 4
 
 
 class FairQueue(Generic[T]):
@@ -40,29 +42,30 @@ class FairQueue(Generic[T]):
         self._line(source).appendleft(item)
         self._size += 1
 
-    def take(self, most: int) -> list[T]:
-        """Up to `most` items, the sources in turn."""
-        if len(self._turns) == 1:
-            return self._take_from_only_source(most)
+    def take(self, most: int, *, admits: Callable[[T], bool] | None = None) -> list[T]:
+        """Up to `most` items, the sources in turn. Those `admits` refuses keep their place."""
         taken: list[T] = []
-        while self._turns and len(taken) < most:
+        passed: dict[Hashable, list[T]] = {}
+        # Looking further than this would cost more than an idle lane gains.
+        looks = LOOK_AHEAD * most
+        while self._turns and len(taken) < most and looks > 0:
+            looks -= 1
             source = self._turns.popleft()
             line = self._sources[source]
-            taken.append(line.popleft())
+            item = line.popleft()
+            if admits is None or admits(item):
+                taken.append(item)
+            else:
+                passed.setdefault(source, []).append(item)
             if line:
                 self._turns.append(source)
-            else:
+            elif source not in passed:
                 del self._sources[source]
-        self._size -= len(taken)
-        return taken
-
-    def _take_from_only_source(self, most: int) -> list[T]:
-        (source,) = self._turns
-        line = self._sources[source]
-        taken = [line.popleft() for _ in range(min(most, len(line)))]
-        if not line:
-            del self._sources[source]
-            self._turns.clear()
+        for source, items in passed.items():
+            line = self._sources[source]
+            if not line:
+                self._turns.append(source)
+            line.extendleft(reversed(items))
         self._size -= len(taken)
         return taken
 

@@ -14,7 +14,7 @@ Nothing here knows what an item is. Work must be safe to run again: it recognise
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
@@ -29,6 +29,8 @@ Item = TypeVar("Item", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)
 I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
+
+Footprint = Collection[Hashable]
 
 log = structlog.get_logger("tallystick.engine")
 
@@ -55,15 +57,24 @@ class Work(Protocol[Item, Answer]):
         """
 
 
-class _Waiting(Generic[I, A]):
-    __slots__ = ("asked_at", "commit_sent", "future", "item", "settled", "source")
+def _no_footprint(_item: object) -> Footprint:
+    return ()
 
-    def __init__(self, item: I, source: object, future: "asyncio.Future[A]", asked_at: float) -> None:
+
+class _Waiting(Generic[I, A]):
+    __slots__ = ("asked_at", "blocked", "commit_sent", "footprint", "future", "item", "settled", "source")
+
+    def __init__(
+        self, item: I, source: Hashable, footprint: Footprint, future: "asyncio.Future[A]", asked_at: float
+    ) -> None:
         self.item = item
         self.source = source
+        self.footprint = footprint
         self.future = future
         self.asked_at = asked_at
         self.settled = False
+        # Somebody else's transaction was in the way at least once.
+        self.blocked = False
         # A COMMIT that held this item was on its way when the connection broke.
         self.commit_sent = False
 
@@ -71,9 +82,18 @@ class _Waiting(Generic[I, A]):
 class GroupCommit(Generic[I, A]):
     """A bounded queue in front of a few lanes. Use as an async context manager; leaving it drains the queue."""
 
-    def __init__(self, work: Work[I, A], *, limits: Limits = LIMITS) -> None:
-        """Takes no item before it was entered."""
+    def __init__(
+        self,
+        work: Work[I, A],
+        *,
+        footprint: Callable[[I], Footprint] = _no_footprint,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database."""
         self._work = work
+        self._footprint = footprint
+        # What the batches now being worked on will lock.
+        self._busy: set[Hashable] = set()
         self._limits = limits
         self._queue: FairQueue[_Waiting[I, A]] = FairQueue(limits.queue, limits.queue_per_source)
         self._arrived = asyncio.Event()
@@ -115,26 +135,30 @@ class GroupCommit(Generic[I, A]):
         """How many items no lane has taken yet."""
         return len(self._queue)
 
-    def submit(self, item: I, *, source: object) -> "asyncio.Future[A]":
+    def submit(self, item: I, *, source: Hashable) -> "asyncio.Future[A]":
         """Queue an item; the future gets its answer. Raises Busy at once when there is no room.
 
         `source` is whom the item belongs to (a tenant): sources take turns.
         """
-        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(item, source, future, asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[A] = loop.create_future()
+        footprint = self._footprint(item)
+        waiting = _Waiting(item, source, footprint, future, loop.time())
         if self._closing or not self._queue.put(source, waiting):
             raise Busy(self._limits.retry_after_seconds)
         self._unanswered += 1
         self._idle.clear()
-        self._arrived.set()
+        if self._busy.isdisjoint(footprint):
+            self._arrived.set()
         return future
 
     async def _lane(self) -> None:
         while True:
-            while not self._queue:
+            while not (batch := self._take()):
                 self._arrived.clear()
                 await self._arrived.wait()
-            batch = self._queue.take(self._limits.batch)
+            locks = {lock for waiting in batch for lock in waiting.footprint}
+            self._busy |= locks
             try:
                 await self._settle(batch)
             except asyncio.CancelledError:
@@ -142,10 +166,21 @@ class GroupCommit(Generic[I, A]):
                 for waiting in batch:
                     self._fail(waiting, OutcomeUnknown())
                 raise
-            except Exception as error:  # noqa: BLE001 - a lane must outlive any bug, and its callers must hear of it
+            except Exception:  # noqa: BLE001 - a lane must outlive any bug, also one that shows only after COMMIT
                 log.exception("lane_failed")
                 for waiting in batch:
-                    self._fail(waiting, error)
+                    self._fail(waiting, OutcomeUnknown())
+            finally:
+                self._busy -= locks
+                self._arrived.set()
+
+    def _take(self) -> list[_Waiting[I, A]]:
+        if not self._queue:
+            return []
+        busy = self._busy
+        if not busy:
+            return self._queue.take(self._limits.batch)
+        return self._queue.take(self._limits.batch, admits=lambda waiting: busy.isdisjoint(waiting.footprint))
 
     async def _settle(self, batch: list[_Waiting[I, A]]) -> None:
         """Answer every item of the batch, one way or another."""
@@ -155,6 +190,8 @@ class GroupCommit(Generic[I, A]):
             try:
                 answers = await self._work.commit([waiting.item for waiting in batch], patient=patient)
             except Contended as contended:
+                for waiting in batch:
+                    waiting.blocked = True
                 if contended.held and not patient:
                     # Stepping around did not help, so the hold cannot be seen from outside: go on without it.
                     await self._divide(batch)
@@ -196,7 +233,8 @@ class GroupCommit(Generic[I, A]):
             if waiting.future.done():
                 self._settled(waiting)
             elif now - waiting.asked_at > self._limits.wait_seconds:
-                self._fail(waiting, InFlight(self._limits.wait_seconds))
+                limits = self._limits
+                self._fail(waiting, InFlight(limits.wait_seconds) if waiting.blocked else Busy(limits.retry_after_seconds))
             else:
                 wanted.append(waiting)
         return wanted
@@ -219,6 +257,8 @@ class GroupCommit(Generic[I, A]):
             self._patient = True
 
     def _set_aside(self, blocked: list[_Waiting[I, A]]) -> None:
+        for waiting in blocked:
+            waiting.blocked = True
         self._resting.update(blocked)
         asyncio.get_running_loop().call_later(self._limits.deferral_seconds, self._put_back, blocked)
 

@@ -64,6 +64,8 @@ class Database:
         self._limits = limits
         self._session = _session(limits)
         self._slots = asyncio.Semaphore(connections)
+        # Reads may not take the connections of the lanes: a flood of them would stop the writers.
+        self._reader_slots = asyncio.Semaphore(max(connections - limits.lanes, 1))
         self._idle: list[Connection] = []
 
     async def close(self) -> None:
@@ -129,7 +131,7 @@ class Database:
     async def owning(self) -> AsyncIterator[Connection]:
         """A connection as the owner for single statements that no tenant asked for."""
         try:
-            async with self.connection() as connection:
+            async with self._reader_slots, self.connection() as connection:
                 yield connection
         except (Lost, *GONE) as error:
             raise Unreachable(_plain(error)) from error

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from asyncpg.pgproto.pgproto import UUID
 
@@ -44,7 +45,7 @@ class PostgresTransaction:
     def __init__(self, connection: Connection) -> None:
         """The connection is inside a transaction; who opened it ends it."""
         self._connection = connection
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._numbers: dict[int, dict[str, int]] = {}
 
     async def read(self, names: Collection[Name]) -> Mapping[Name, Known]:
         """See the port."""
@@ -60,8 +61,7 @@ class PostgresTransaction:
 
     async def lock_accounts(self, wanted: Collection[tuple[int, str]], *, patient: bool) -> Locked:
         """See the port."""
-        # Ids hold no line feed (core.operation.account_fault), so one text can carry them all.
-        tenants, ids = _literal([tenant for tenant, _ in wanted]), "\n".join([name for _, name in wanted])
+        tenants, ids = _literal([tenant for tenant, _ in wanted]), _lines([name for _, name in wanted])
         statement = "lock_accounts" if patient else "lock_free_accounts"
         rows = await self._connection.fetch(_SQL[statement], tenants, ids)
         at = datetime.min.replace(tzinfo=UTC)
@@ -70,8 +70,10 @@ class PostgresTransaction:
         for tenant, number, name, currency, floor, balance, entries, is_limited, posted_at, locked_at in rows:
             # Within an account time never goes back, also when the server's clock does.
             at = max(at, locked_at, posted_at)
-            self._numbers[tenant, name] = number
-            books.setdefault(tenant, {})[name] = Account(number, name, currency, floor, balance, entries)
+            if tenant not in books:
+                books[tenant], self._numbers[tenant] = {}, {}
+            self._numbers[tenant][name] = number
+            books[tenant][name] = Account(number, name, currency, floor, balance, entries)
             if is_limited:
                 limited.append((tenant, number, name))
         if limited:
@@ -79,7 +81,7 @@ class PostgresTransaction:
         blocked = frozenset[tuple[int, str]]()
         if not patient and len(rows) < len(wanted):
             existing = await self._connection.fetch(_SQL["existing_accounts"], tenants, ids)
-            blocked = frozenset((tenant, name) for tenant, name in existing) - self._numbers.keys()
+            blocked = frozenset((tenant, name) for tenant, name in existing if name not in books.get(tenant, {}))
         return Locked(books, at, blocked)
 
     async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime) -> None:
@@ -133,7 +135,7 @@ class PostgresTransaction:
             [record.body for record in records],
             at,
             [tenant for tenant, _, _ in lines],
-            [self._numbers[tenant, entry.account] for tenant, _, entry in lines],
+            [self._numbers[tenant][entry.account] for tenant, _, entry in lines],
             [entry.number for _, _, entry in lines],
             [UUID(id_) for _, id_, _ in lines],
             [entry.amount_micros for _, _, entry in lines],
@@ -177,8 +179,16 @@ def _literal(numbers: list[int]) -> str:
     return "{" + repr(numbers)[1:-1] + "}"
 
 
-def _lock_order(record: Record) -> Name:
-    return record.claim.tenant.number, record.claim.id
+def _lines(names: list[str]) -> str:
+    """Names as one text. A line feed inside one would shift all that follow; no account can have one."""
+    text = "\n".join(names)
+    if text.count("\n") != max(len(names) - 1, 0):
+        message = "an account id holds a line feed"
+        raise ValueError(message)
+    return text
+
+
+_lock_order = attrgetter("claim.tenant.number", "claim.id")
 
 
 async def _at_once(rows: bytes) -> AsyncIterator[bytes]:

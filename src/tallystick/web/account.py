@@ -123,7 +123,7 @@ class Accounts:
         if isinstance(most, Rejected):
             return most
         after = query.get("cursor", "")
-        if after and account_fault(after) is not None:
+        if "cursor" in query and account_fault(after) is not None:
             return _query_refused("cursor", "Use the `next` of the page before.")
         found = await account.list_accounts(self._database, call.access.tenant, after=after, most=most + 1)
         page = [

@@ -11,6 +11,7 @@ from tallystick.core.currencies import EXPONENTS
 from tallystick.core.ledger import MAX_LEGS, MIN_LEGS
 from tallystick.core.money import MAX_MICROS
 from tallystick.core.operation import BUILT_IN, MAX_MEMO
+from tallystick.core.velocity import MAX_LIMITS, MAX_WINDOW_SECONDS
 from tallystick.settings import LIMITS
 from tallystick.web import examples
 from tallystick.web.access import Need
@@ -186,6 +187,11 @@ def _refined(components: dict[str, Any]) -> dict[str, Any]:
         "minimum": -MAX_MICROS,
         "maximum": MAX_MICROS,
     }
+    components["AccountRequest"]["properties"]["limits"]["maxItems"] = MAX_LIMITS
+    limit = components["VelocityLimit"]["properties"]
+    limit["window_seconds"] |= {"minimum": 1, "maximum": MAX_WINDOW_SECONDS}
+    for bound in ("max_count", "max_sum_micros"):
+        limit[bound]["anyOf"][0] |= {"minimum": 0, "maximum": MAX_MICROS}
     components["Batch"]["properties"]["operations"]["maxItems"] = LIMITS.batch_call
     # In the code these are the recorded bytes, passed on unread.
     components["BatchOutcome"]["properties"]["transaction"] = {"$ref": _REF.format(name="Transaction")}

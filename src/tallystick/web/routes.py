@@ -11,49 +11,17 @@ from tallystick.web.account import AccountPage, AccountRequest, Accounts, EntryP
 from tallystick.web.docs import Documentation
 from tallystick.web.health import Health, Vitals
 from tallystick.web.operation import BatchOutcomes, Operations
-from tallystick.web.route import Answer, Parameter, Route
-
-_ACCOUNT_ID: Final = Parameter(
-    name="id",
-    place="path",
-    description="The account's id.",
-    schema={"$ref": "#/components/schemas/AccountId"},
-    required=True,
-    example="amber:dev_1",
+from tallystick.web.parameters import (
+    ACCOUNT_ID,
+    AT,
+    IDEMPOTENCY_KEY,
+    LIMIT,
+    REPLAYED,
+    TRANSACTION_ID,
+    VERBOSE,
+    cursor,
 )
-_IDEMPOTENCY_KEY: Final = Parameter(
-    name="Idempotency-Key",
-    place="header",
-    description=(
-        "Names this request for ever: repeat it with the request. 1 to 255 visible ASCII characters, "
-        'bare or as a quoted string; `abc` and `"abc"` are the same key.'
-    ),
-    schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!#-~][!-~]*$"},
-    required=True,
-    example="invoice-17",
-)
-_REPLAYED: Final = Parameter(
-    name="Idempotent-Replayed",
-    place="header",
-    description="`true` on a replay: the recorded answer to the byte, and nothing was run.",
-    schema={"type": "string", "enum": ["true"]},
-)
-_LIMIT: Final = Parameter(
-    name="limit",
-    place="query",
-    description=f"Rows of a page, 1 to {LIMITS.page}; 100 if absent.",
-    schema={"type": "integer", "minimum": 1, "maximum": LIMITS.page, "default": 100},
-)
-
-
-def _cursor(schema: dict[str, object]) -> Parameter:
-    return Parameter(
-        name="cursor",
-        place="query",
-        description="The `next` of the page before; absent: the first.",
-        schema=schema,
-    )
-
+from tallystick.web.route import Answer, Route
 
 _ACCOUNT_PROBLEMS: Final = ("account_invalid", "currency_unknown", "floor_invalid", "limits_invalid")
 _OPERATION_PROBLEMS: Final = (
@@ -109,7 +77,7 @@ def _operations(operations: Operations) -> tuple[Route, ...]:
                 "key unused. After any failure, the same request with the same key is safe."
             ),
             need=Need.WRITE,
-            parameters=(_IDEMPOTENCY_KEY,),
+            parameters=(IDEMPOTENCY_KEY,),
             body=operations.request,
             body_examples=examples.OPERATIONS,
             answers={
@@ -117,7 +85,7 @@ def _operations(operations: Operations) -> tuple[Route, ...]:
                     description="The transaction: committed now, or earlier under this key.",
                     types=(Transaction,),
                     example=examples.TRANSACTION,
-                    headers=(_REPLAYED,),
+                    headers=(REPLAYED,),
                 )
             },
             own_problems=(*_KEY_PROBLEMS, *_OPERATION_PROBLEMS),
@@ -155,16 +123,7 @@ def _operations(operations: Operations) -> tuple[Route, ...]:
             summary="Read a transaction",
             description="The transaction as its first caller was answered, to the byte.",
             need=Need.READ,
-            parameters=(
-                Parameter(
-                    name="id",
-                    place="path",
-                    description="The transaction's id.",
-                    schema={"$ref": "#/components/schemas/TransactionId"},
-                    required=True,
-                    example=str(examples.TRANSACTION["id"]),
-                ),
-            ),
+            parameters=(TRANSACTION_ID,),
             answers={
                 200: Answer(
                     description="The transaction.", types=(Transaction,), example=examples.TRANSACTION
@@ -189,7 +148,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
                 "returns to its default. The currency never changes."
             ),
             need=Need.WRITE,
-            parameters=(_ACCOUNT_ID,),
+            parameters=(ACCOUNT_ID,),
             body=AccountRequest,
             body_examples=examples.ACCOUNTS,
             answers={
@@ -213,16 +172,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             summary="Read an account, or its balance at a moment",
             description="With `at`, the balance and the number of entries at the end of that moment.",
             need=Need.READ,
-            parameters=(
-                _ACCOUNT_ID,
-                Parameter(
-                    name="at",
-                    place="query",
-                    description="An RFC 3339 time with its zone.",
-                    schema={"type": "string", "format": "date-time"},
-                    example="2026-01-31T12:00:00Z",
-                ),
-            ),
+            parameters=(ACCOUNT_ID, AT),
             answers={
                 200: Answer(
                     description="The account.", types=(AccountView, PastBalance), example=examples.ACCOUNT
@@ -239,7 +189,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             summary="List accounts",
             description="This tenant's accounts, by id.",
             need=Need.READ,
-            parameters=(_cursor({"$ref": "#/components/schemas/AccountId"}), _LIMIT),
+            parameters=(cursor({"$ref": "#/components/schemas/AccountId"}), LIMIT),
             answers={200: Answer(description="A page.", types=(AccountPage,), example=examples.ACCOUNT_PAGE)},
         ),
         Route(
@@ -251,7 +201,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             summary="List an account's entries",
             description="Newest first, each with the balance after it. Pages do not shift.",
             need=Need.READ,
-            parameters=(_ACCOUNT_ID, _cursor({"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}), _LIMIT),
+            parameters=(ACCOUNT_ID, cursor({"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}), LIMIT),
             answers={200: Answer(description="A page.", types=(EntryPage,), example=examples.ENTRY_PAGE)},
             own_problems=("account_invalid", "account_unknown"),
         ),
@@ -259,9 +209,6 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
 
 
 def _service(vitals: Vitals, documentation: Documentation) -> tuple[Route, ...]:
-    verbose = Parameter(
-        name="verbose", place="query", description="Show every check.", schema={"type": "string"}
-    )
     return (
         Route(
             method="GET",
@@ -281,7 +228,7 @@ def _service(vitals: Vitals, documentation: Documentation) -> tuple[Route, ...]:
             group="Service",
             summary="Can it serve?",
             description="Names the checks that fail: the database, the queue.",
-            parameters=(verbose,),
+            parameters=(VERBOSE,),
             answers={
                 200: Answer(description="Ready.", types=(Health,), example={"status": "ready"}),
                 503: Answer(

@@ -1,0 +1,68 @@
+"""Parameters of calls: parts of the path, of the query, and headers, as the documentation tells them."""
+
+from typing import Final
+
+from tallystick.settings import LIMITS
+from tallystick.web import examples
+from tallystick.web.route import Parameter
+
+ACCOUNT_ID: Final = Parameter(
+    name="id",
+    place="path",
+    description="The account's id.",
+    schema={"$ref": "#/components/schemas/AccountId"},
+    required=True,
+    example="amber:dev_1",
+)
+IDEMPOTENCY_KEY: Final = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description=(
+        "Names this request for ever: repeat it with the request. 1 to 255 visible ASCII characters, "
+        'bare or as a quoted string; `abc` and `"abc"` are the same key.'
+    ),
+    schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!#-~][!-~]*$"},
+    required=True,
+    example="invoice-17",
+)
+REPLAYED: Final = Parameter(
+    name="Idempotent-Replayed",
+    place="header",
+    description="`true` on a replay: the recorded answer to the byte, and nothing was run.",
+    schema={"type": "string", "enum": ["true"]},
+)
+LIMIT: Final = Parameter(
+    name="limit",
+    place="query",
+    description=f"Rows of a page, 1 to {LIMITS.page}; 100 if absent.",
+    schema={"type": "integer", "minimum": 1, "maximum": LIMITS.page, "default": 100},
+)
+
+
+def cursor(schema: dict[str, object]) -> Parameter:
+    return Parameter(
+        name="cursor",
+        place="query",
+        description="The `next` of the page before; absent: the first.",
+        schema=schema,
+    )
+
+
+TRANSACTION_ID: Final = Parameter(
+    name="id",
+    place="path",
+    description="The transaction's id.",
+    schema={"$ref": "#/components/schemas/TransactionId"},
+    required=True,
+    example=str(examples.TRANSACTION["id"]),
+)
+AT: Final = Parameter(
+    name="at",
+    place="query",
+    description="An RFC 3339 time with its zone.",
+    schema={"type": "string", "format": "date-time"},
+    example="2026-01-31T12:00:00Z",
+)
+VERBOSE: Final = Parameter(
+    name="verbose", place="query", description="Show every check.", schema={"type": "string"}
+)
