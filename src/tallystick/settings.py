@@ -40,8 +40,10 @@ class Limits:
     # First and longest pause between two tries during an outage.
     outage_first_pause_seconds: float = 0.05
     outage_longest_pause_seconds: float = 1.0
-    # A batch takes milliseconds; a transaction still running after this is lost, and its connection with it.
-    transaction_seconds: float = 30.0
+    # A batch takes milliseconds; a statement still running after this is given up by the server.
+    statement_seconds: float = 30.0
+    # A server that is silent for three times this long is gone, and its connection with it.
+    silence_seconds: int = 10
     # A stopped process must not hold locks: the server ends its transaction after this.
     idle_transaction_seconds: float = 10.0
     # A caller's own transaction with submits in it may be this old: an old snapshot stalls relay and sealer.

@@ -50,11 +50,11 @@ class Load:
         self.answers = {"committed": 0, "duplicate": 0}
 
     def _operation(self) -> Operation:
-        low = 1 if self._hot else 0
-        debit = self._accounts[0 if self._hot else self._random.randrange(len(self._accounts))]
+        accounts, chance = self._accounts, self._random.random
+        debit = accounts[0 if self._hot else int(chance() * len(accounts))]
         credit = debit
         while credit == debit:
-            credit = self._accounts[self._random.randrange(low, len(self._accounts))]
+            credit = accounts[int(chance() * len(accounts))]
         return Transfer(debit=debit, credit=credit, amount_micros=1_000_000, currency="USD")
 
     async def caller(self, until: float) -> None:

@@ -177,10 +177,13 @@ class GroupCommit(Generic[I, A]):
     def _take(self) -> list[_Waiting[I, A]]:
         if not self._queue:
             return []
-        busy = self._busy
-        if not busy:
-            return self._queue.take(self._limits.batch)
-        return self._queue.take(self._limits.batch, admits=lambda waiting: busy.isdisjoint(waiting.footprint))
+        most, busy = self._limits.batch, self._busy
+        batch = self._queue.take(most, admits=lambda waiting: busy.isdisjoint(waiting.footprint)) if busy else []
+        if batch or (busy and len(self._queue) < most):
+            return batch
+        # Everything that waits meets a running batch (a hot account): queue up behind it in the database, so
+        # that the next batch begins the moment that one commits.
+        return self._queue.take(most)
 
     async def _settle(self, batch: list[_Waiting[I, A]]) -> None:
         """Answer every item of the batch, one way or another."""

@@ -5,6 +5,8 @@ security shows that tenant's rows alone.
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -51,6 +53,7 @@ def _session(limits: Limits) -> dict[str, str]:
         "enable_seqscan": "off",
         "jit": "off",
         "lock_timeout": f"{limits.lock_wait_seconds * 1000:.0f}",
+        "statement_timeout": f"{limits.statement_seconds * 1000:.0f}",
         "idle_in_transaction_session_timeout": f"{limits.idle_transaction_seconds * 1000:.0f}",
     }
 
@@ -101,9 +104,13 @@ class Database:
 
     async def _open(self) -> Connection:
         try:
-            return await asyncpg.connect(self._dsn, timeout=self._limits.connect_seconds, server_settings=self._session)
+            connection = await asyncpg.connect(
+                self._dsn, timeout=self._limits.connect_seconds, server_settings=self._session
+            )
         except GONE as error:
             raise Lost(_plain(error), commit_sent=False) from error
+        _bound_silence(connection, self._limits)
+        return connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
@@ -111,12 +118,10 @@ class Database:
         commit_sent = False
         async with self.connection() as connection:
             try:
-                # One timer for all: a server that vanished without a word must not hold us for ever.
-                async with asyncio.timeout(self._limits.transaction_seconds):
-                    await connection.execute("BEGIN")
-                    yield connection
-                    commit_sent = True
-                    await connection.execute("COMMIT")
+                await connection.execute("BEGIN")
+                yield connection
+                commit_sent = True
+                await connection.execute("COMMIT")
             except GONE as error:
                 connection.terminate()
                 raise Lost(_plain(error), commit_sent=commit_sent) from error
@@ -178,6 +183,29 @@ def reachable() -> Iterator[None]:
         raise Misconfigured(message) from error
     except (Lost, *GONE) as error:
         raise Unreachable(_plain(error)) from error
+
+
+def _bound_silence(connection: Connection, limits: Limits) -> None:
+    """Let the kernel end a connection whose server vanished without a word.
+
+    A timer of the event loop would do the same, but while one is pending every wait of the loop arms a timer in
+    the kernel: measured on a virtual machine, a fifth of a lone caller's latency.
+    """
+    transport = connection._transport  # noqa: SLF001 - asyncpg has no public way to its socket
+    wire = transport.get_extra_info("socket")
+    if wire is None or wire.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with socket.socket(fileno=os.dup(wire.fileno())) as options:
+        options.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", limits.silence_seconds),
+            ("TCP_KEEPINTVL", limits.silence_seconds),
+            ("TCP_KEEPCNT", 2),
+            ("TCP_USER_TIMEOUT", 1000 * limits.silence_seconds * 3),
+        ):
+            # Not every system has all of them.
+            if hasattr(socket, name):
+                options.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _roll_back(connection: Connection) -> None:

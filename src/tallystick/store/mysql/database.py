@@ -242,7 +242,7 @@ class Database:
 
 
 async def connect(
-    dsn: str, *, connections: int, statement_seconds: float = LIMITS.transaction_seconds
+    dsn: str, *, connections: int, statement_seconds: float = LIMITS.statement_seconds
 ) -> Database:
     """A database that answers and keeps what it is told, or plain words why not."""
     address = read_address(dsn)
@@ -264,7 +264,7 @@ async def connect(
 async def first_session(address: Address) -> Session:
     """The first connection of a program: what is wrong with the address shows here."""
     try:
-        return await open_session(address, LIMITS.transaction_seconds)
+        return await open_session(address, LIMITS.statement_seconds)
     except (errors.MySQLError, OSError) as error:
         if _code(error) in _REFUSED:
             raise Misconfigured(

@@ -58,7 +58,7 @@ async def migrate(dsn: str) -> list[Migration]:
 
 @asynccontextmanager
 async def _alone(session: Session) -> AsyncIterator[None]:
-    ((got,),) = await session.rows(f"SELECT GET_LOCK({_LOCK}, {LIMITS.transaction_seconds:.0f})")
+    ((got,),) = await session.rows(f"SELECT GET_LOCK({_LOCK}, {LIMITS.statement_seconds:.0f})")
     if got != 1:
         raise Unreachable("another process is migrating this database")
     # Given back when the connection closes.
