@@ -154,7 +154,7 @@ class Books:
     async def stranger(self) -> AsyncIterator[Stranger]:
         """A transaction that is rolled back at the end of the block."""
         if self._is_mysql:
-            session = await mysql_database.open_session(read_address(self.dsn), LIMITS.transaction_seconds)
+            session = await mysql_database.open_session(read_address(self.dsn), LIMITS.statement_seconds)
             try:
                 yield _MysqlStranger(session)
                 await session.roll_back()

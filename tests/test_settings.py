@@ -1,0 +1,48 @@
+"""Settings: the environment wins over the file, and nothing unknown is let through."""
+
+from pathlib import Path
+
+import pytest
+
+from tallystick.errors import Misconfigured
+from tallystick.settings import load
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tally.toml").write_text('tally_port = 9000\ntally_host = "127.0.0.2"\n')
+    settings = load({"TALLY_PORT": "9001"}, tmp_path)
+    assert (settings.port, settings.host) == (9001, "127.0.0.2")
+    assert settings.origins["TALLY_PORT"] == "environment"
+    assert settings.origins["TALLY_HOST"] == "tally.toml"
+    assert settings.origins["TALLY_HOME"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"TALLY_PROT": "1"}, "TALLY_PROT"),
+        ({"TALLY_PORT": "eighty"}, "TALLY_PORT"),
+        ({"TALLY_PORT": "70000"}, "TALLY_PORT"),
+        ({"TALLY_PORT": ""}, "TALLY_PORT"),
+        ({"TALLY_HOST": ""}, "TALLY_HOST"),
+        ({"TALLY_HOME": ""}, "TALLY_HOME"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_with_its_name(
+    environment: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Misconfigured, match=named):
+        load(environment, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["tally_unknown = 1", "tally_port = true", "tally_port = [1]", "not toml"])
+def test_a_wrong_file_stops_the_start(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tally.toml").write_text(text)
+    with pytest.raises(Misconfigured):
+        load({}, tmp_path)
+
+
+def test_secrets_do_not_show_in_a_printed_settings_object(tmp_path: Path) -> None:
+    settings = load({"TALLY_DATABASE_URL": "postgresql://u:hunter2@h/d", "TALLY_API_KEY": "tsk_secret"}, tmp_path)
+    assert "hunter2" not in repr(settings)
+    assert "tsk_secret" not in repr(settings)
