@@ -132,9 +132,7 @@ class Postgres:
     def _make(self) -> None:
         for folder in (self._data, self._sockets):
             _private(folder, self._account)
-        self._run(
-            "initdb", "-D", str(self._data), "-U", "postgres", "--encoding=UTF8", "--locale=C", "-A", "trust"
-        )
+        self._run("initdb", "-D", str(self._data), "-U", "postgres", "--encoding=UTF8", "--locale=C", "-A", "trust")
         # The settings that ship, so that the tests run what users run.
         template = (resources.files("tallystick.store") / "embedded.conf").read_text(encoding="utf-8")
         with (self._data / "postgresql.conf").open("a", encoding="utf-8") as settings:

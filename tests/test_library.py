@@ -14,7 +14,7 @@ from tallystick.errors import CallerTransaction, Misconfigured
 from tests import servers
 
 
-class Royalty(tallystick.Operation, tag_field="kind", tag="royalty"):
+class Royalty(tallystick.Operation, frozen=True, tag_field="kind", tag="royalty"):
     """A user's own kind: an amount split between artist and label."""
 
     listener: str
@@ -61,7 +61,9 @@ async def test_the_library_works_on_every_engine(server: str, request: pytest.Fi
         assert unknown.code == "account_unknown"
 
 
-async def test_the_balance_at_a_moment_is_the_one_of_the_last_entry_before_it(embedded18: servers.Server) -> None:
+async def test_the_balance_at_a_moment_is_the_one_of_the_last_entry_before_it(
+    embedded18: servers.Server,
+) -> None:
     async with tallystick.open(database_url=embedded18.fresh_database()) as tally:
         await tally.put_account("a", currency="USD", floor_micros=None)
         await tally.put_account("b", currency="USD")

@@ -28,9 +28,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ({"TALLY_HOME": ""}, "TALLY_HOME"),
     ],
 )
-def test_a_wrong_setting_stops_the_start_with_its_name(
-    environment: dict[str, str], named: str, tmp_path: Path
-) -> None:
+def test_a_wrong_setting_stops_the_start_with_its_name(environment: dict[str, str], named: str, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=named):
         load(environment, tmp_path)
 

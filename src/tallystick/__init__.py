@@ -1,10 +1,10 @@
 """Tallystick: money moves exactly once, every movement can be explained, and nothing is lost.
 
-    async with tallystick.open() as tally:
-        outcome = await tally.submit(
-            tallystick.Transfer(debit="amber:dev_1", credit="amber:dev_2", amount_micros=5_000_000, currency="USD"),
-            idempotency_key="invoice-17",
-        )
+async with tallystick.open() as tally:
+    outcome = await tally.submit(
+        tallystick.Transfer(debit="amber:dev_1", credit="amber:dev_2", amount_micros=5_000_000, currency="USD"),
+        idempotency_key="invoice-17",
+    )
 """
 
 from tallystick.core.ledger import Account, Leg

@@ -16,8 +16,8 @@ from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.settings import LIMITS, Limits, Settings
-from tallystick.store import database as postgres
 from tallystick.store import account, embedded, tenant
+from tallystick.store import database as postgres
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate
@@ -113,9 +113,7 @@ async def database_address(settings: Settings) -> AsyncIterator[tuple[str, tuple
 
 
 @asynccontextmanager
-async def running(
-    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS
-) -> AsyncIterator[Service]:
+async def running(settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS) -> AsyncIterator[Service]:
     """Database, migrations and engine, closed again in reverse order."""
     async with database_address(settings) as (dsn, notes):
         await migrate(dsn)
@@ -128,9 +126,7 @@ async def running(
 
 
 @asynccontextmanager
-async def ledger(
-    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS
-) -> AsyncIterator[Ledger]:
+async def ledger(settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS) -> AsyncIterator[Ledger]:
     """The ledger alone, on PostgreSQL or, by its address, on MariaDB or MySQL."""
     dsn = settings.database_url
     if dsn is None or not is_mysql(dsn):
@@ -143,9 +139,7 @@ async def ledger(
         from tallystick.store.mysql import database, migrate, operation  # noqa: PLC0415
         from tallystick.store.mysql.tenant import find_tenant  # noqa: PLC0415
     except ImportError as error:
-        message = (
-            "TALLY_DATABASE_URL is a MySQL address; its driver is missing: pip install 'tallystick[mysql]'"
-        )
+        message = "TALLY_DATABASE_URL is a MySQL address; its driver is missing: pip install 'tallystick[mysql]'"
         raise Misconfigured(message) from error
     await migrate.migrate(dsn)
     opened = await database.connect(dsn, connections=limits.lanes + limits.readers)

@@ -1,15 +1,15 @@
 """Exceptions: a bug, or broken I/O. Expected refusals are values (`core.outcome.Rejected`).
 
-    TallystickError
-      ├── Busy              nothing was recorded: the queue is full, try again after a moment
-      ├── InFlight          the same key is being worked on by somebody else for longer than we wait
-      ├── OutcomeUnknown    the database vanished around COMMIT: send again with the same key
-      ├── Unreachable       the database cannot be reached; nothing was recorded
-      ├── Faulted           the operation's own handler failed; rolled back, the key is unused
-      ├── CallerTransaction submit(connection=...) was given a connection it cannot use
-      ├── Misconfigured     settings or environment are wrong; the message names which
-      ├── SchemaMismatch    the database is newer than this code, or was changed by hand
-      └── InvariantBroken   a rule of the constitution does not hold: a bug, stop and look
+TallystickError
+  ├── Busy              nothing was recorded: the queue is full, try again after a moment
+  ├── InFlight          the same key is being worked on by somebody else for longer than we wait
+  ├── OutcomeUnknown    the database vanished around COMMIT: send again with the same key
+  ├── Unreachable       the database cannot be reached; nothing was recorded
+  ├── Faulted           the operation's own handler failed; rolled back, the key is unused
+  ├── CallerTransaction submit(connection=...) was given a connection it cannot use
+  ├── Misconfigured     settings or environment are wrong; the message names which
+  ├── SchemaMismatch    the database is newer than this code, or was changed by hand
+  └── InvariantBroken   a rule of the constitution does not hold: a bug, stop and look
 """
 
 

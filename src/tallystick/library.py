@@ -46,17 +46,13 @@ class Tally:
         if connection is None:
             return await self._engine.submit(self._tenant, operation, idempotency_key)
         if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
-            raise CallerTransaction(
-                "submit(connection=...) takes an asyncpg connection: it is for PostgreSQL only."
-            )
+            raise CallerTransaction("submit(connection=...) takes an asyncpg connection: it is for PostgreSQL only.")
         claim = self._engine.claim(self._tenant, operation, idempotency_key)
         if isinstance(claim, Rejected):
             return claim
         return await caller.submit(connection, claim)
 
-    async def submit_many(
-        self, operations: Iterable[tuple[Operation, str]]
-    ) -> Sequence[Outcome | TallystickError]:
+    async def submit_many(self, operations: Iterable[tuple[Operation, str]]) -> Sequence[Outcome | TallystickError]:
         """Submit pairs of operation and key at once. Each stands alone; the answers keep the order."""
         return await self._engine.submit_many(self._tenant, operations)
 
@@ -94,9 +90,7 @@ class Tally:
         self, account_id: str, *, before: int | None = None, most: int = 100
     ) -> Sequence[EntryView] | Rejected:
         """Entries with their running balance, newest first; `before` an entry's number continues a page."""
-        return await self._accounts.list_entries(
-            self._database, self._tenant, account_id, before=before, most=most
-        )
+        return await self._accounts.list_entries(self._database, self._tenant, account_id, before=before, most=most)
 
 
 @asynccontextmanager

@@ -84,7 +84,12 @@ class _Spec:
 
 
 SPECS: Final = (
-    _Spec("TALLY_DATABASE_URL", None, "PostgreSQL DSN; absent: embedded PostgreSQL under TALLY_HOME", secret=True),
+    _Spec(
+        "TALLY_DATABASE_URL",
+        None,
+        "PostgreSQL DSN; absent: embedded PostgreSQL under TALLY_HOME",
+        secret=True,
+    ),
     _Spec("TALLY_HOME", ".tally", "data of the embedded default"),
     _Spec("TALLY_HOST", "127.0.0.1", "where the API listens"),
     _Spec("TALLY_PORT", "8080", "where the API listens"),

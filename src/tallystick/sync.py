@@ -64,9 +64,7 @@ class Tally:
         """See `tallystick.Tally.balance_at`."""
         return self._wait(self._tally.balance_at(account_id, moment))
 
-    def entries(
-        self, account_id: str, *, before: int | None = None, most: int = 100
-    ) -> Sequence[EntryView] | Rejected:
+    def entries(self, account_id: str, *, before: int | None = None, most: int = 100) -> Sequence[EntryView] | Rejected:
         """See `tallystick.Tally.entries`."""
         return self._wait(self._tally.entries(account_id, before=before, most=most))
 

@@ -128,10 +128,12 @@ def service(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
 def call(service: tuple[str, str], method: str, path: str, body: object, key: str = "") -> tuple[int, bytes]:
     address, api_key = service
-    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json", "Idempotency-Key": key}
-    request = urllib.request.Request(
-        address + path, method=method, data=json.dumps(body).encode(), headers=headers
-    )
+    headers = {
+        "Authorization": f"Bearer {api_key}",
+        "Content-Type": "application/json",
+        "Idempotency-Key": key,
+    }
+    request = urllib.request.Request(address + path, method=method, data=json.dumps(body).encode(), headers=headers)
     with urllib.request.urlopen(request) as answer:
         return answer.status, answer.read()
 
@@ -139,7 +141,13 @@ def call(service: tuple[str, str], method: str, path: str, body: object, key: st
 def test_up_serves_and_verify_and_explain_tell_of_it(dsn: str, service: tuple[str, str]) -> None:
     for name, floor in (("world", None), ("dev_1", 0)):
         assert call(service, "PUT", f"/v1/accounts/{name}", {"currency": "USD", "floor_micros": floor})[0] == 201
-    topup = {"kind": "topup", "account": "dev_1", "source": "world", "amount_micros": 5_000_000, "currency": "USD"}
+    topup = {
+        "kind": "topup",
+        "account": "dev_1",
+        "source": "world",
+        "amount_micros": 5_000_000,
+        "currency": "USD",
+    }
     status, body = call(service, "POST", "/v1/operations", topup, "first-topup")
     assert status == 201
     transaction = json.loads(body)

@@ -10,7 +10,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    "exponent, codes",
+    ("exponent", "codes"),
     [
         (0, "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"),
         (3, "BHD IQD JOD KWD LYD OMR TND"),
@@ -41,9 +41,7 @@ def test_codes_without_a_minor_unit_are_left_out(code: str) -> None:
     assert code not in EXPONENTS
 
 
-@pytest.mark.parametrize(
-    "code", ["ANG", "BGN", "CUC", "DEM", "HRK", "LTL", "MRO", "SLL", "STD", "VEF", "ZMK", "ZWL"]
-)
+@pytest.mark.parametrize("code", ["ANG", "BGN", "CUC", "DEM", "HRK", "LTL", "MRO", "SLL", "STD", "VEF", "ZMK", "ZWL"])
 def test_withdrawn_codes_are_left_out(code: str) -> None:
     """Money accepted in them could never be paid out."""
     assert code not in EXPONENTS
@@ -61,13 +59,13 @@ def test_stripe_has_a_row_for_every_currency_that_is_not_two_decimal(code: str) 
     assert code in WIRE_RULES["stripe"]
 
 
-@pytest.mark.parametrize("provider, currency", ROWS)
+@pytest.mark.parametrize(("provider", "currency"), ROWS)
 def test_every_row_of_a_provider_names_its_evidence(provider: str, currency: str) -> None:
     """A figure without a source cannot be checked when the first payment comes out wrong."""
     assert WIRE_RULES[provider][currency].source
 
 
-@pytest.mark.parametrize("provider, currency", ROWS)
+@pytest.mark.parametrize(("provider", "currency"), ROWS)
 def test_every_row_is_about_a_currency_and_fits_into_micros(provider: str, currency: str) -> None:
     """A row for a misspelt code would never apply, and the default would be sent."""
     rule = WIRE_RULES[provider][currency]

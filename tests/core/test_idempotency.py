@@ -16,7 +16,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 TENANT = Tenant(1, "default")
 
 
-class Explosive(Operation, tag_field="kind", tag="explosive"):
+class Explosive(Operation, frozen=True, tag_field="kind", tag="explosive"):
     """Raises when it is run."""
 
 
@@ -76,9 +76,7 @@ def test_another_payload_under_a_used_key_names_what_differs() -> None:
 
 
 def test_a_handler_that_raises_harms_nobody_else() -> None:
-    answers, records = decide(
-        [claim(move(1), "k1"), claim(Explosive(), "k2"), claim(move(1), "k3")], facts(a=2, b=0)
-    )
+    answers, records = decide([claim(move(1), "k1"), claim(Explosive(), "k2"), claim(move(1), "k3")], facts(a=2, b=0))
     assert [type(answer) for answer in answers] == [Committed, Fault, Committed]
     assert len(records) == 2
 

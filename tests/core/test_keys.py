@@ -54,7 +54,7 @@ DERIVATIONS = [
 
 
 @pytest.mark.parametrize(
-    "derive, facts, expected",
+    ("derive", "facts", "expected"),
     [
         (keys.settlement_key, SETTLEMENT, "9770db33387ac9c63b055af79f92b949c42e6bc14a5363847f3a576d951578e9"),
         (
@@ -93,7 +93,7 @@ def test_the_forms_of_a_key_never_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "tenant, key, expected",
+    ("tenant", "key", "expected"),
     [
         ("amber", "order-1", "ba988f114b2ff0750b67f2342e0a40f7"),
         ("b\u00e4r", "k" * 255, "4e3dce16051ec026743c16341d83b0c7"),
@@ -105,7 +105,7 @@ def test_an_operation_id_never_changes(tenant: str, key: str, expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    "one, other",
+    ("one", "other"),
     [
         ({"a": "ab", "b": "c"}, {"a": "a", "b": "bc"}),
         ({"a": "1"}, {"a": 1}),
@@ -119,9 +119,7 @@ def test_an_operation_id_never_changes(tenant: str, key: str, expected: str) -> 
         ({"a": "x"}, {"a": "X"}),
     ],
 )
-def test_fields_that_differ_give_keys_that_differ(
-    one: dict[str, str | int], other: dict[str, str | int]
-) -> None:
+def test_fields_that_differ_give_keys_that_differ(one: dict[str, str | int], other: dict[str, str | int]) -> None:
     """Two payments with one key are one payment: the second person is not paid."""
     assert keys.digest("p", **one) != keys.digest("p", **other)
 
@@ -133,15 +131,11 @@ def test_keys_are_equal_only_for_equal_fields(one: dict[str, str | int], other: 
 
 
 @given(fields, st.randoms(use_true_random=False))
-def test_the_order_of_the_arguments_does_not_matter(
-    given_fields: dict[str, str | int], random: Random
-) -> None:
+def test_the_order_of_the_arguments_does_not_matter(given_fields: dict[str, str | int], random: Random) -> None:
     """A refactoring that reorders a call would pay again."""
     names = list(given_fields)
     random.shuffle(names)
-    assert keys.digest("p", **{name: given_fields[name] for name in names}) == keys.digest(
-        "p", **given_fields
-    )
+    assert keys.digest("p", **{name: given_fields[name] for name in names}) == keys.digest("p", **given_fields)
 
 
 def test_the_purpose_is_part_of_the_key() -> None:
@@ -171,7 +165,7 @@ def test_a_key_covers_at_least_one_field() -> None:
         keys.digest("settlement")
 
 
-@pytest.mark.parametrize("derive, facts", DERIVATIONS)
+@pytest.mark.parametrize(("derive", "facts"), DERIVATIONS)
 def test_every_field_is_part_of_the_key(derive: Callable[..., bytes], facts: dict[str, Any]) -> None:
     """A field left out merges two payments into one."""
     plain = derive(**facts)
@@ -181,7 +175,7 @@ def test_every_field_is_part_of_the_key(derive: Callable[..., bytes], facts: dic
 
 
 @pytest.mark.parametrize(
-    "derive, facts, name",
+    ("derive", "facts", "name"),
     [
         (keys.settlement_key, SETTLEMENT, "generation"),
         (keys.refund_key, REFUND, "generation"),
@@ -189,15 +183,13 @@ def test_every_field_is_part_of_the_key(derive: Callable[..., bytes], facts: dic
         (keys.task_key, TASK, "round_number"),
     ],
 )
-def test_a_new_generation_or_round_is_a_new_key(
-    derive: Callable[..., bytes], facts: dict[str, Any], name: str
-) -> None:
+def test_a_new_generation_or_round_is_a_new_key(derive: Callable[..., bytes], facts: dict[str, Any], name: str) -> None:
     """Stripe replays the stored failure for the old key: a second attempt could never succeed."""
     assert derive(**facts) == derive(**facts, **{name: 0})
     assert derive(**facts) != derive(**facts, **{name: 1})
 
 
-@pytest.mark.parametrize("derive, facts", DERIVATIONS)
+@pytest.mark.parametrize(("derive", "facts"), DERIVATIONS)
 @pytest.mark.parametrize("currency", ["usd", "US", "USDT", "", "U$D", "\u00dcSD"])
 def test_a_currency_has_one_spelling_in_a_key(
     derive: Callable[..., bytes], facts: dict[str, Any], currency: str
@@ -248,7 +240,7 @@ def test_operations_of_different_tenants_or_keys_never_meet(
 
 
 @pytest.mark.parametrize(
-    "one, other",
+    ("one", "other"),
     [
         (("ab", "c"), ("a", "bc")),
         (("a:1:b", "c"), ("a", "1:b:1:c")),
@@ -256,16 +248,14 @@ def test_operations_of_different_tenants_or_keys_never_meet(
         (("1:", "a"), ("1", ":a")),
     ],
 )
-def test_a_border_between_tenant_and_key_cannot_be_moved(
-    one: tuple[str, str], other: tuple[str, str]
-) -> None:
+def test_a_border_between_tenant_and_key_cannot_be_moved(one: tuple[str, str], other: tuple[str, str]) -> None:
     """A tenant who chooses his keys could reach into another's."""
     assert keys.operation_id(*one) != keys.operation_id(*other)
     assert len(keys.operation_id(*one)) == 16
 
 
 @pytest.mark.parametrize(
-    "key, fault",
+    ("key", "fault"),
     [
         ("order-1", None),
         ("!", None),

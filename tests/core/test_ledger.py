@@ -117,9 +117,7 @@ def test_velocity_counts_what_the_same_batch_already_took(
     taken: list[int] = []
     for amount in amounts:
         posted = post(accounts, legs(("a", -amount), ("b", amount)))
-        fits = (max_count is None or len(taken) < max_count) and (
-            max_sum is None or sum(taken) + amount <= max_sum
-        )
+        fits = (max_count is None or len(taken) < max_count) and (max_sum is None or sum(taken) + amount <= max_sum)
         assert isinstance(posted, Rejected) is not fits
         if fits:
             taken.append(amount)

@@ -26,7 +26,7 @@ class WholeNumber(int):
 
 
 @pytest.mark.parametrize(
-    "value, fault",
+    ("value", "fault"),
     [
         (1, None),
         (5_000_000, None),
@@ -48,15 +48,13 @@ class WholeNumber(int):
         ([5], "amount_not_integer"),
     ],
 )
-def test_only_a_positive_int_that_the_database_can_hold_is_an_amount(
-    value: object, fault: str | None
-) -> None:
+def test_only_a_positive_int_that_the_database_can_hold_is_an_amount(value: object, fault: str | None) -> None:
     """Anything let through here moves money: True would be one micro, 5.0 a guess."""
     assert money.amount_fault(value) == fault
 
 
 @pytest.mark.parametrize(
-    "code, known",
+    ("code", "known"),
     [
         ("USD", True),
         ("UYW", True),
@@ -73,7 +71,7 @@ def test_a_currency_is_an_active_code_in_capitals(code: str, known: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    "provider, currency, purpose, amount_micros, minor",
+    ("provider", "currency", "purpose", "amount_micros", "minor"),
     [
         (None, "USD", "charge", 3_200_000, 320),
         ("stripe", "USD", "charge", 3_200_000, 320),
@@ -113,7 +111,7 @@ def test_each_provider_gets_its_own_integer(
 
 
 @pytest.mark.parametrize(
-    "provider, currency, purpose, amount_micros, step_micros",
+    ("provider", "currency", "purpose", "amount_micros", "step_micros"),
     [
         ("stripe", "USD", "charge", 3_205_000, 10_000),
         ("stripe", "USD", "charge", 1, 10_000),
@@ -145,9 +143,7 @@ def test_the_refusal_tells_a_person_which_amounts_would_do() -> None:
     assert refusal.message == "10.455 HUF cannot be written exactly: only multiples of 0.01 HUF can."
     too_much = money.from_minor(MAX_MICROS, "USD", provider="stripe")
     assert isinstance(too_much, NotRepresentable)
-    assert too_much.message == (
-        "92233720368547758.07 USD is more than can be held, which is 9223372036854.775807 USD."
-    )
+    assert too_much.message == ("92233720368547758.07 USD is more than can be held, which is 9223372036854.775807 USD.")
 
 
 @given(amounts, codes, integer_providers, purposes)
@@ -188,9 +184,7 @@ def test_the_representable_part_can_be_sent(
 
 
 @given(positive_amounts, codes, purposes)
-def test_the_representable_part_can_be_sent_as_a_decimal(
-    amount_micros: int, currency: str, purpose: Purpose
-) -> None:
+def test_the_representable_part_can_be_sent_as_a_decimal(amount_micros: int, currency: str, purpose: Purpose) -> None:
     """The same danger at Wise."""
     payable, _ = money.representable_part(amount_micros, currency, provider="wise", purpose=purpose)
     assert isinstance(money.to_decimal_text(payable, currency), str)
@@ -234,7 +228,7 @@ def test_wise_never_gets_minor_units() -> None:
 
 
 @pytest.mark.parametrize(
-    "currency, provider, purpose",
+    ("currency", "provider", "purpose"),
     [
         ("usd", "stripe", "charge"),
         ("XAU", None, "charge"),
@@ -242,9 +236,7 @@ def test_wise_never_gets_minor_units() -> None:
         ("USD", "stripe", "gift"),
     ],
 )
-def test_an_unknown_word_is_never_taken_for_a_default(
-    currency: str, provider: str | None, purpose: Purpose
-) -> None:
+def test_an_unknown_word_is_never_taken_for_a_default(currency: str, provider: str | None, purpose: Purpose) -> None:
     """A guess at the exponent is a payment of the wrong amount."""
     with pytest.raises(ValueError, match="is not a"):
         money.to_minor(1_000_000, currency, provider=provider, purpose=purpose)
@@ -258,7 +250,7 @@ def test_no_provider_writes_finer_than_a_micro(provider: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "amount_micros, currency, text",
+    ("amount_micros", "currency", "text"),
     [
         (3_200_000, "USD", "3.20"),
         (5_000_000, "JPY", "5"),
@@ -303,7 +295,7 @@ def test_the_context_of_decimal_does_not_round_an_amount(amount_micros: int, dig
 
 
 @pytest.mark.parametrize(
-    "text, micros",
+    ("text", "micros"),
     [
         ("7", 7_000_000),
         ("0.1", 100_000),
@@ -320,7 +312,7 @@ def test_a_decimal_answer_is_read_to_the_micro(text: str | Decimal, micros: int)
 
 
 @pytest.mark.parametrize(
-    "text, code",
+    ("text", "code"),
     [
         ("0.0000001", "amount_not_representable"),
         ("1.0000000000000000001", "amount_not_representable"),
@@ -375,7 +367,7 @@ def test_a_decimal_answer_is_never_a_float(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "amount_micros, currency, text",
+    ("amount_micros", "currency", "text"),
     [
         (3_200_000, "USD", "3.20 USD"),
         (5_000_000, "JPY", "5 JPY"),

@@ -44,7 +44,7 @@ class Stranger(Protocol):
 class Books:
     """One database and a tenant nobody used before: tenants are walls, so a test has the books to itself."""
 
-    def __init__(self, dsn: str, connected: Any) -> None:  # noqa: ANN401 - either store's database
+    def __init__(self, dsn: str, connected: Any) -> None:
         self.dsn = dsn
         self.database = connected
         self.tenant = Tenant(0, "")
@@ -67,7 +67,7 @@ class Books:
         made: Tenant = await ensure(self.database, f"tenant-{next(_numbers)}")
         return made
 
-    async def put(self, account_id: str, **options: Any) -> None:  # noqa: ANN401 - those of try_put
+    async def put(self, account_id: str, **options: Any) -> None:
         done = await self.try_put(account_id, **options)
         assert isinstance(done, Put), done
 
@@ -97,9 +97,7 @@ class Books:
 
     async def entries(self, account_id: str) -> list[EntryView]:
         """Oldest first."""
-        found = await self._accounts.list_entries(
-            self.database, self.tenant, account_id, before=None, most=10_000
-        )
+        found = await self._accounts.list_entries(self.database, self.tenant, account_id, before=None, most=10_000)
         assert isinstance(found, list), found
         return found[::-1]
 
@@ -134,7 +132,7 @@ class Books:
 
     async def _mysql_rows(self, table: str, tenant: Tenant) -> list[dict[str, Any]]:
         async with self.database.reading() as session:
-            rows = await session.rows(f"SELECT * FROM tally_{table}")  # noqa: S608 - one of TABLES
+            rows = await session.rows(f"SELECT * FROM tally_{table}")
             columns = await session.rows(
                 "SELECT column_name FROM information_schema.columns "
                 "WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position",
@@ -182,8 +180,7 @@ class _PostgresStranger:
 
     async def hold_key(self, tenant: Tenant, operation_id: bytes) -> None:
         await self._connection.execute(
-            "INSERT INTO tally.operation (tenant_id, id, key, request, body, at) "
-            "VALUES ($1, $2, 'k', '', '', now())",
+            "INSERT INTO tally.operation (tenant_id, id, key, request, body, at) VALUES ($1, $2, 'k', '', '', now())",
             tenant.number,
             operation_id.hex(),
         )
@@ -232,9 +229,7 @@ def _named(row: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
 def _comparable(row: dict[str, Any], keys: dict[bytes, str]) -> tuple[Any, ...]:
     values: list[str] = []
     for column, value in sorted(row.items()):
-        if column in ("tenant_id", "id", "at", "digest", "xid") or (
-            column == "number" and "account_number" not in row
-        ):
+        if column in ("tenant_id", "id", "at", "digest", "xid") or (column == "number" and "account_number" not in row):
             continue
         if column in ("operation_id", "closed_id"):
             values.append(keys[bytes(value)] if value is not None else "")

@@ -42,9 +42,7 @@ def test_within_a_source_it_is_first_come_first_served(steps: list[tuple[str, in
 
 
 @given(STEPS, CAPACITIES, CAPACITIES)
-def test_what_was_let_in_comes_out_exactly_once(
-    steps: list[tuple[str, int]], capacity: int, each: int
-) -> None:
+def test_what_was_let_in_comes_out_exactly_once(steps: list[tuple[str, int]], capacity: int, each: int) -> None:
     """A lost item is a caller who waits for ever; a doubled one is work done twice."""
     queue: FairQueue[Item] = FairQueue(capacity, each)
     let_in, taken, _ = play(queue, steps)
@@ -91,9 +89,7 @@ def test_every_source_is_served_within_as_many_takes_as_there_are_sources(
 
 
 @given(st.lists(SOURCES, max_size=30), st.integers(1, 10))
-def test_what_is_put_back_comes_out_first_of_its_source_and_needs_no_room(
-    arrivals: list[int], most: int
-) -> None:
+def test_what_is_put_back_comes_out_first_of_its_source_and_needs_no_room(arrivals: list[int], most: int) -> None:
     """An item that was set aside has waited already, and its caller cannot be told that there is no room."""
     queue: FairQueue[Item] = FairQueue(len(arrivals), len(arrivals))
     for number, source in enumerate(arrivals):

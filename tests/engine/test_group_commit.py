@@ -10,7 +10,7 @@ import pytest
 
 from tallystick.engine.group_commit import SET_ASIDE, GroupCommit, SetAside
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import Busy, InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS, Limits
 
 Answers = Sequence[str | Literal[SetAside.SET_ASIDE]]
@@ -54,9 +54,7 @@ def done(items: Sequence[str]) -> list[str | Literal[SetAside.SET_ASIDE]]:
 
 
 @asynccontextmanager
-async def grouping(
-    script: Script | None = None, limits: Limits = ONE_LANE
-) -> AsyncIterator[tuple[Work, Group]]:
+async def grouping(script: Script | None = None, limits: Limits = ONE_LANE) -> AsyncIterator[tuple[Work, Group]]:
     work = Work(script)
     async with GroupCommit(work, limits=limits) as group:
         yield work, group

@@ -80,17 +80,13 @@ ENTRY = (
     "SELECT a.tenant_id, a.number, a.entries + 1, o.id, 7, a.balance_micros + 7, a.posted_at "
     "FROM tally_account a JOIN tally_operation o ON o.idempotency_key = 'given' WHERE a.id = 'alice'"
 )
-BALANCE = (
-    "UPDATE tally_account SET balance_micros = balance_micros + 7, entries = entries + 1 WHERE id = 'alice'"
-)
+BALANCE = "UPDATE tally_account SET balance_micros = balance_micros + 7, entries = entries + 1 WHERE id = 'alice'"
 PLACEHOLDER = "INSERT INTO tally_operation (tenant_id, id) VALUES (1, REPEAT('x', 16))"
-EVENT = (
-    "INSERT INTO tally_outbox (tenant_id, topic, operation_id) SELECT tenant_id, 'x', id FROM tally_operation"
-)
+EVENT = "INSERT INTO tally_outbox (tenant_id, topic, operation_id) SELECT tenant_id, 'x', id FROM tally_operation"
 
 
 @pytest.mark.parametrize(
-    "statements,broken",
+    ("statements", "broken"),
     [
         ([ENTRY, BALANCE], {"conservation", "one_effect_per_key"}),
         ([ENTRY], {"conservation", "balances", "one_effect_per_key"}),
@@ -122,7 +118,7 @@ async def test_a_placeholder_is_seen_by_nobody_until_it_is_filled(books: Books) 
 
 @pytest.mark.parametrize("commit_sent", [False, True])
 @pytest.mark.parametrize(
-    "error,meaning",
+    ("error", "meaning"),
     [
         (errors.OperationalError(1205, "lock wait timeout"), Contended("", held=True)),
         (errors.OperationalError(1213, "deadlock"), Contended("", held=False)),

@@ -236,7 +236,7 @@ async def test_a_rejected_key_may_be_used_again(dsn: str) -> None:
         assert await one.balance("b") == 10
 
 
-class Poison(Operation, tag_field="kind", tag="poison"):
+class Poison(Operation, frozen=True, tag_field="kind", tag="poison"):
     """Its handler returns legs that only the database refuses."""
 
     how: str
@@ -280,9 +280,7 @@ async def test_a_poisonous_operation_fails_alone(dsn: str, how: str) -> None:
         bad = answers.pop(20)
         assert isinstance(bad, Faulted if how == "raise" else Exception)
         assert all(isinstance(answer, Committed) for answer in answers)
-        assert isinstance(await one.submit(move(1), "bad"), Committed), (
-            "the key of the failed one must be free"
-        )
+        assert isinstance(await one.submit(move(1), "bad"), Committed), "the key of the failed one must be free"
     assert await broken(dsn) == {}
 
 

@@ -1,6 +1,6 @@
 """A process under load, to be killed: submits transfers and writes down every key that was acknowledged.
 
-    python -m tests.faults.load DSN FILE
+python -m tests.faults.load DSN FILE
 """
 
 import asyncio

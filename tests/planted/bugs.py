@@ -10,7 +10,15 @@ from typing import Any, cast
 
 from tallystick.core import idempotency
 from tallystick.core.idempotency import Answer, Claim, Facts, Known, Record
-from tallystick.core.outcome import Duplicate, Entry, Rejected, Transaction, encode_transaction, transaction_name
+from tallystick.core.outcome import (
+    Committed,
+    Duplicate,
+    Entry,
+    Rejected,
+    Transaction,
+    encode_transaction,
+    transaction_name,
+)
 from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
@@ -99,7 +107,7 @@ def answer_before_commit() -> None:
         if task.done():
             task.result()
             return answered_items
-        return [idempotency.Committed(b"{}") for _ in items]
+        return [Committed(b"{}") for _ in items]
 
     cast("Any", batch.LedgerWork).commit = commit
 
@@ -123,9 +131,7 @@ BUGS: Mapping[str, Bug] = {
             RACES + "test_twins_of_two_engines_meet_at_the_key",
         ),
     ),
-    "rejection_consumes_the_key": Bug(
-        rejection_consumes_the_key, (RACES + "test_a_rejected_key_may_be_used_again",)
-    ),
+    "rejection_consumes_the_key": Bug(rejection_consumes_the_key, (RACES + "test_a_rejected_key_may_be_used_again",)),
     "poison_fails_its_batch": Bug(
         poison_fails_its_batch, (RACES + "test_a_poisonous_operation_fails_alone[database]",)
     ),

@@ -185,9 +185,7 @@ async def test_leftovers_of_a_killed_initdb_are_ignored_and_removed(home: Path) 
 
 
 @pytest.mark.parametrize("name", ["x" * 150, "with space, comma and é"], ids=["long", "odd"])
-async def test_a_home_whose_path_no_socket_can_have_gets_a_short_private_socket_folder(
-    folder: Path, name: str
-) -> None:
+async def test_a_home_whose_path_no_socket_can_have_gets_a_short_private_socket_folder(folder: Path, name: str) -> None:
     with embedded.start(folder / name / "home") as server:
         assert await _value(server, "SELECT 1") == 1
         sockets = Path(server.dsn.split("host=")[1].split("&")[0])
@@ -280,9 +278,7 @@ async def test_an_ordinary_user_runs_the_server_as_himself(folder: Path) -> None
     home.mkdir(mode=0o700)
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
     # Forked, not spawned: the interpreter itself may lie where only root can read.
-    process = multiprocessing.get_context("fork").Process(
-        target=_as_ordinary_user, args=(home, nobody.pw_uid)
-    )
+    process = multiprocessing.get_context("fork").Process(target=_as_ordinary_user, args=(home, nobody.pw_uid))
     process.start()
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == 0

@@ -53,5 +53,5 @@ async def test_the_journal_holds_the_digest_an_auditor_computes(books: Ledger) -
     rows = await feed.read(books.database, "journal", after=feed.START, most=100)
     (row,) = [row for row in rows if row.transaction is not None]
     async with books.database.owning() as connection:
-        stored = await connection.fetchrow("SELECT request, body FROM tally.operation")
+        (stored,) = await connection.fetch("SELECT request, body FROM tally.operation")
     assert row.digest == step_digest("default", "operation", stored["request"], stored["body"])

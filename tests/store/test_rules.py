@@ -92,15 +92,14 @@ async def test_an_entry_cannot_name_another_tenants_operation(owner: asyncpg.Con
 
 
 @pytest.mark.parametrize("table", ["journal", "outbox"])
-async def test_journal_and_outbox_rows_name_an_operation_of_their_tenant(
-    owner: asyncpg.Connection, table: str
-) -> None:
+async def test_journal_and_outbox_rows_name_an_operation_of_their_tenant(owner: asyncpg.Connection, table: str) -> None:
     foreign = await owner.fetchval("SELECT id FROM tally.operation WHERE tenant_id = 2")
     columns = "subject, digest" if table == "journal" else "topic"
     values = "'x', sha256('x')" if table == "journal" else "'x'"
     with pytest.raises(asyncpg.PostgresError, match="does not have"):
         await owner.execute(
-            f"INSERT INTO tally.{table} (tenant_id, operation_id, {columns}) VALUES (1, $1, {values})", foreign
+            f"INSERT INTO tally.{table} (tenant_id, operation_id, {columns}) VALUES (1, $1, {values})",
+            foreign,
         )
 
 
@@ -135,7 +134,17 @@ async def test_history_cannot_be_rewritten(owner: asyncpg.Connection, statement:
     assert raised.value.sqlstate == "TS004", raised.value
 
 
-TENANT_TABLES = ("tenant", "api_key", "account", "velocity_limit", "operation", "closing", "entry", "journal", "outbox")
+TENANT_TABLES = (
+    "tenant",
+    "api_key",
+    "account",
+    "velocity_limit",
+    "operation",
+    "closing",
+    "entry",
+    "journal",
+    "outbox",
+)
 
 
 @pytest.mark.parametrize("table", TENANT_TABLES)
@@ -167,7 +176,9 @@ async def test_the_reader_without_a_tenant_sees_nothing(owner: asyncpg.Connectio
 
 
 async def test_the_reader_is_bound_and_cannot_write(owner: asyncpg.Connection) -> None:
-    role = await owner.fetchrow("SELECT rolbypassrls, rolsuper, rolcanlogin FROM pg_roles WHERE rolname = 'tallystick_reader'")
+    (role,) = await owner.fetch(
+        "SELECT rolbypassrls, rolsuper, rolcanlogin FROM pg_roles WHERE rolname = 'tallystick_reader'"
+    )
     assert tuple(role) == (False, False, False)
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         async with owner.transaction():

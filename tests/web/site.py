@@ -34,7 +34,7 @@ class Picky(Operation, tag_field="kind", tag="picky", frozen=True):
     """A user's kind with a refusal of its own."""
 
 
-def _break(_operation: Any, _reading: Reading) -> Iterable[Leg]:  # noqa: ANN401
+def _break(_operation: Any, _reading: Reading) -> Iterable[Leg]:
     raise RuntimeError("a secret of the handler")
 
 
@@ -75,9 +75,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(
-    dsn: str, *, limits: Limits = LIMITS, kinds: tuple[Kind, ...] = (BROKEN, PICKY)
-) -> Iterator[Site]:
+def running(dsn: str, *, limits: Limits = LIMITS, kinds: tuple[Kind, ...] = (BROKEN, PICKY)) -> Iterator[Site]:
     """The site, until the block ends. `limits` are the engine's."""
     listening: list[Site] = []
     ready = threading.Event()
@@ -101,9 +99,7 @@ def running(
                     listening.append(Site(port, keys))
                     ready.set()
 
-                serving = asyncio.create_task(
-                    server.serve(api.build(own), "127.0.0.1", 0, on_listening=on_listening)
-                )
+                serving = asyncio.create_task(server.serve(api.build(own), "127.0.0.1", 0, on_listening=on_listening))
                 await stop.wait()
                 serving.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

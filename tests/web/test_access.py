@@ -18,9 +18,7 @@ from tests.web.site import Site
 BODY = {"kind": "transfer", "debit": "a", "credit": "b", "amount_micros": 1, "currency": "USD"}
 
 
-@pytest.mark.parametrize(
-    "value", [None, "", "Bearer", "Bearer tsk_nobody", "Basic abc", "Bearer " + "k" * 10_000]
-)
+@pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer tsk_nobody", "Basic abc", "Bearer " + "k" * 10_000])
 @pytest.mark.parametrize("path", ["/v1/accounts", "/v1/accounts/a", "/v1/operations/tx_1"])
 def test_without_a_known_key_nothing_is_told(site: Site, path: str, value: str | None) -> None:
     headers = {} if value is None else {"authorization": value}
@@ -36,7 +34,7 @@ def test_two_keys_are_none(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "role,may_write",
+    ("role", "may_write"),
     [("admin", True), ("operator", True), ("approver", False), ("viewer", False), ("auditor", False)],
 )
 def test_only_admins_and_operators_write(site: Site, key: str, role: str, *, may_write: bool) -> None:
@@ -50,9 +48,7 @@ def test_only_admins_and_operators_write(site: Site, key: str, role: str, *, may
         assert client.get("/v1/accounts").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/livez", "/readyz", "/readyz?verbose", "/metrics", "/openapi.json", "/docs"]
-)
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/readyz?verbose", "/metrics", "/openapi.json", "/docs"])
 def test_no_key_is_needed_to_look_at_the_service(site: Site, path: str) -> None:
     answer = httpx2.get(f"http://127.0.0.1:{site.port}{path}")
     assert answer.status_code == 200
@@ -96,9 +92,7 @@ async def test_many_callers_with_one_key_ask_the_database_once(embedded18: serve
         owner = await tenant.ensure_tenant(service.database, "default")
         await tenant.add_key(service.database, owner, "viewer", "tsk_busy_one")
         doorkeeper = Doorkeeper(service.database)
-        asking = [
-            asyncio.create_task(doorkeeper.admit([b"Bearer tsk_busy_one"], Need.READ)) for _ in range(50)
-        ]
+        asking = [asyncio.create_task(doorkeeper.admit([b"Bearer tsk_busy_one"], Need.READ)) for _ in range(50)]
         await asyncio.sleep(0)
         assert len(doorkeeper._lookups) == 1
         assert all(isinstance(access, Access) for access in await asyncio.gather(*asking))

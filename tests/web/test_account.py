@@ -10,9 +10,7 @@ def test_an_account_is_made_once_and_changed_after(client: httpx2.Client, key: s
     name = f"made:{key}"
     made = client.put(f"/v1/accounts/{name}", json={"currency": "EUR"})
     limit = {"window_seconds": 60, "max_count": 3, "max_sum_micros": None}
-    changed = client.put(
-        f"/v1/accounts/{name}", json={"currency": "EUR", "floor_micros": -5, "limits": [limit]}
-    )
+    changed = client.put(f"/v1/accounts/{name}", json={"currency": "EUR", "floor_micros": -5, "limits": [limit]})
     assert (made.status_code, changed.status_code) == (201, 200)
     assert (made.json()["floor_micros"], made.json()["limits"]) == (0, [])
     assert (changed.json()["floor_micros"], changed.json()["limits"]) == (-5, [limit])
@@ -20,7 +18,7 @@ def test_an_account_is_made_once_and_changed_after(client: httpx2.Client, key: s
 
 
 @pytest.mark.parametrize(
-    "name,body,status,code",
+    ("name", "body", "status", "code"),
     [
         ("p:1", {"currency": "ABC"}, 400, "currency_unknown"),
         ("p:1", {}, 400, "field_invalid"),
@@ -52,13 +50,9 @@ def test_an_accounts_currency_never_changes(client: httpx2.Client, accounts: tup
     assert (answer.status_code, answer.json()["code"]) == (409, "currency_mismatch")
 
 
-def test_a_velocity_limit_answers_429(
-    client: httpx2.Client, accounts: tuple[str, str, str], key: str
-) -> None:
+def test_a_velocity_limit_answers_429(client: httpx2.Client, accounts: tuple[str, str, str], key: str) -> None:
     first, second, _ = accounts
-    client.put(
-        f"/v1/accounts/{first}", json={"currency": "USD", "limits": [{"window_seconds": 600, "max_count": 0}]}
-    )
+    client.put(f"/v1/accounts/{first}", json={"currency": "USD", "limits": [{"window_seconds": 600, "max_count": 0}]})
     body = {"kind": "transfer", "debit": first, "credit": second, "amount_micros": 1, "currency": "USD"}
     answer = client.post("/v1/operations", json=body, headers={"idempotency-key": key})
     assert (answer.status_code, answer.json()["code"]) == (429, "velocity_exceeded")
@@ -107,9 +101,7 @@ def test_an_unknown_account_is_not_found(client: httpx2.Client, path: str) -> No
     assert (answer.status_code, answer.json()["code"]) == (404, "account_unknown")
 
 
-def test_entries_are_paged_newest_first(
-    client: httpx2.Client, accounts: tuple[str, str, str], key: str
-) -> None:
+def test_entries_are_paged_newest_first(client: httpx2.Client, accounts: tuple[str, str, str], key: str) -> None:
     first, second, _ = accounts
     body = {"kind": "transfer", "debit": first, "credit": second, "amount_micros": 1, "currency": "USD"}
     for number in range(4):

@@ -20,7 +20,7 @@ def with_amount(text: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "text,code",
+    ("text", "code"),
     [
         ("0", "amount_not_positive"),
         ("-0", "amount_not_positive"),
@@ -40,9 +40,7 @@ def with_amount(text: str) -> bytes:
         ("05", "json_invalid"),
     ],
 )
-def test_an_amount_is_a_positive_whole_number_of_micros(
-    client: httpx2.Client, key: str, text: str, code: str
-) -> None:
+def test_an_amount_is_a_positive_whole_number_of_micros(client: httpx2.Client, key: str, text: str, code: str) -> None:
     answer = _post(client, key, with_amount(text))
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (400, code)
@@ -127,9 +125,7 @@ def test_a_body_that_is_not_declared_as_json_is_refused(
     assert (answer.status_code, answer.json()["code"]) == (415, "content_type_unsupported")
 
 
-@pytest.mark.parametrize(
-    "content_type", ["application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"']
-)
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"'])
 def test_json_may_be_declared_at_length(client: httpx2.Client, key: str, content_type: str) -> None:
     headers = {"idempotency-key": key, "content-type": content_type}
     answer = client.post("/v1/operations", content=json.dumps(WHOLE).encode(), headers=headers)
@@ -164,9 +160,7 @@ def test_an_idempotency_key_is_one_plain_header(site: Site, name: str) -> None:
 def test_a_quoted_key_is_unescaped(client: httpx2.Client) -> None:
     operation = {**WHOLE, "idempotency_key": 'with"quote\\and-slash'}
     first = client.post("/v1/operations/batch", json={"operations": [operation]})
-    quoted = client.post(
-        "/v1/operations", json=WHOLE, headers={"idempotency-key": r'"with\"quote\\and-slash"'}
-    )
+    quoted = client.post("/v1/operations", json=WHOLE, headers={"idempotency-key": r'"with\"quote\\and-slash"'})
     assert first.json()["outcomes"][0]["problem"]["code"] == quoted.json()["code"] == "account_unknown"
 
 
@@ -227,16 +221,14 @@ def test_an_unknown_path_is_a_problem(client: httpx2.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "method,path,allowed",
+    ("method", "path", "allowed"),
     [
         ("DELETE", "/v1/accounts/a", {"PUT", "GET", "HEAD"}),
         ("GET", "/v1/operations", {"POST"}),
         ("POST", "/metrics", {"GET", "HEAD"}),
     ],
 )
-def test_an_unknown_method_is_a_problem(
-    client: httpx2.Client, method: str, path: str, allowed: set[str]
-) -> None:
+def test_an_unknown_method_is_a_problem(client: httpx2.Client, method: str, path: str, allowed: set[str]) -> None:
     answer = client.request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert set(answer.headers["allow"].split(", ")) == allowed

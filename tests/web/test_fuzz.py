@@ -64,17 +64,11 @@ def test_every_call_is_tried(calls: dict[str, Any]) -> None:
     assert calls.keys() == set(CALLS)
 
 
-@pytest.mark.parametrize(
-    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "does_not_fit"]
-)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "does_not_fit"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_keeps_to_its_document(
-    site: sites.Site, calls: dict[str, Any], name: str, mode: GenerationMode
-) -> None:
+def test_a_call_keeps_to_its_document(site: sites.Site, calls: dict[str, Any], name: str, mode: GenerationMode) -> None:
     operation = calls[name]
-    if mode is GenerationMode.NEGATIVE and not (
-        operation.definition.raw.keys() & {"parameters", "requestBody"}
-    ):
+    if mode is GenerationMode.NEGATIVE and not (operation.definition.raw.keys() & {"parameters", "requestBody"}):
         # Nothing can be wrong with a call that takes nothing.
         return
 

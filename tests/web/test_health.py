@@ -49,9 +49,7 @@ def test_liveness_and_readiness(client: httpx2.Client) -> None:
     assert client.head("/livez").status_code == 200
 
 
-def test_metrics_count_requests_operations_and_batches(
-    client: httpx2.Client, accounts: tuple[str, str, str]
-) -> None:
+def test_metrics_count_requests_operations_and_batches(client: httpx2.Client, accounts: tuple[str, str, str]) -> None:
     client.get("/v1/accounts/nobody")
     text = client.get("/metrics").text
     for line in (
@@ -66,9 +64,7 @@ def test_metrics_count_requests_operations_and_batches(
     assert accounts[0] not in text
 
 
-def test_a_held_account_is_told_as_in_flight_and_a_full_queue_as_busy(
-    impatient: sites.Site, dsn: str
-) -> None:
+def test_a_held_account_is_told_as_in_flight_and_a_full_queue_as_busy(impatient: sites.Site, dsn: str) -> None:
     """Somebody else's transaction holds an account: callers wait a bounded time, and no more than fit."""
     with impatient.client() as client:
         for name in ("held", "free"):
@@ -91,9 +87,7 @@ def test_a_held_account_is_told_as_in_flight_and_a_full_queue_as_busy(
         assert again.status_code == 201
 
 
-def test_a_database_that_is_away_is_told_and_comes_back(
-    impatient: sites.Site, server: servers.Server
-) -> None:
+def test_a_database_that_is_away_is_told_and_comes_back(impatient: sites.Site, server: servers.Server) -> None:
     with impatient.client() as client:
         assert client.get("/readyz").status_code == 200
         client.get("/v1/accounts")
@@ -118,9 +112,7 @@ def _at_once(site: sites.Site, count: int) -> list[httpx2.Response]:
         headers = {"authorization": f"Bearer {site.keys['default', 'admin']}"}
         base = f"http://127.0.0.1:{site.port}"
         body = {"kind": "transfer", "debit": "held", "credit": "free", "amount_micros": 1, "currency": "USD"}
-        async with httpx2.AsyncClient(
-            base_url=base, headers=headers, timeout=sites.PATIENCE_SECONDS
-        ) as client:
+        async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=sites.PATIENCE_SECONDS) as client:
             return await asyncio.gather(
                 *(
                     client.post("/v1/operations", json=body, headers={"idempotency-key": f"held-{n}"})

@@ -66,9 +66,7 @@ def test_a_key_used_for_another_request_names_the_fields(
 def test_a_refused_operation_leaves_its_key_unused(
     client: httpx2.Client, accounts: tuple[str, str, str], key: str
 ) -> None:
-    refused = client.post(
-        "/v1/operations", json=transfer(accounts, 100_000_001), headers={"idempotency-key": key}
-    )
+    refused = client.post("/v1/operations", json=transfer(accounts, 100_000_001), headers={"idempotency-key": key})
     assert refused.status_code == 402
     problem = refused.json()
     assert problem["code"] == "insufficient_funds"
@@ -82,7 +80,7 @@ def test_a_refused_operation_leaves_its_key_unused(
 
 
 @pytest.mark.parametrize(
-    "body,status,code",
+    ("body", "status", "code"),
     [
         ({"kind": "broken"}, 500, "handler_failed"),
         ({"kind": "picky"}, 422, "too_picky"),
@@ -130,9 +128,7 @@ def test_the_key_of_a_batch_is_the_key_of_the_header(
     client: httpx2.Client, accounts: tuple[str, str, str], key: str
 ) -> None:
     single = client.post("/v1/operations", json=transfer(accounts), headers={"idempotency-key": key})
-    batch = client.post(
-        "/v1/operations/batch", json={"operations": [transfer(accounts, idempotency_key=key)]}
-    )
+    batch = client.post("/v1/operations/batch", json={"operations": [transfer(accounts, idempotency_key=key)]})
     assert batch.content == b'{"outcomes":[{"status":"duplicate","transaction":' + single.content + b"}]}"
 
 

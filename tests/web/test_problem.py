@@ -69,7 +69,7 @@ _ERRORS = (
 
 
 @pytest.mark.parametrize(
-    "error,status,code,after",
+    ("error", "status", "code", "after"),
     [
         (_ERRORS[0], 503, "busy", 2),
         (_ERRORS[1], 409, "in_flight", 1),
@@ -98,10 +98,10 @@ async def test_a_bug_is_answered_without_its_words() -> None:
 
     sent: list[dict[str, Any]] = []
 
-    async def send(message: Any) -> None:  # noqa: ANN401
+    async def send(message: Any) -> None:
         sent.append(message)
 
-    async def receive() -> Any:  # noqa: ANN401
+    async def receive() -> Any:
         return {"type": "http.request"}
 
     route = Route(

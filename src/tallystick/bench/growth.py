@@ -67,9 +67,7 @@ async def _load(dsn: str, operations: int) -> None:
             ("operation", copying.OPERATION_COLUMNS, _operations(operations)),
             ("entry", copying.ENTRY_COLUMNS, _entries(operations, numbers)),
         ):
-            await connection.copy_to_table(
-                table, schema_name="tally", columns=columns, source=rows, format="binary"
-            )
+            await connection.copy_to_table(table, schema_name="tally", columns=columns, source=rows, format="binary")
         await connection.execute(
             "INSERT INTO tally.journal (tenant_id, subject, operation_id, digest) "
             "SELECT tenant_id, 'operation', id, sha256(body) FROM tally.operation",
@@ -82,7 +80,7 @@ async def _load(dsn: str, operations: int) -> None:
         )
         await connection.execute("ALTER TABLE tally.account DISABLE TRIGGER USER")
         each = 2 * operations // len(numbers)
-        await connection.execute(f"UPDATE tally.account SET entries = {each}")
+        await connection.execute("UPDATE tally.account SET entries = $1", each)
         for table in (*_TABLES, "account"):
             await connection.execute(f"ALTER TABLE tally.{table} ENABLE TRIGGER USER")
         await connection.execute("VACUUM ANALYZE", timeout=3600)
@@ -104,16 +102,18 @@ async def _operations(count: int) -> AsyncIterator[bytes]:
     request = b'{"kind":"transfer","amount_micros":1000000,"credit":"acct:1234","currency":"USD","debit":"acct:4321"}'
     body = request * 3
     tail = (
-        len(request).to_bytes(4, "big") + request + len(body).to_bytes(4, "big") + body
-        + (8).to_bytes(4, "big") + _BEGIN.to_bytes(8, "big")
+        len(request).to_bytes(4, "big")
+        + request
+        + len(body).to_bytes(4, "big")
+        + body
+        + (8).to_bytes(4, "big")
+        + _BEGIN.to_bytes(8, "big")
     )
     for first in range(0, count, _CHUNK):
         rows = []
         for number in range(first, min(first + _CHUNK, count)):
             key = b"grown-%d" % number
-            rows.append(
-                b"\0\6\0\0\0\4\0\0\0\1\0\0\0\x10" + _id(number) + len(key).to_bytes(4, "big") + key + tail
-            )
+            rows.append(b"\0\6\0\0\0\4\0\0\0\1\0\0\0\x10" + _id(number) + len(key).to_bytes(4, "big") + key + tail)
         yield b"".join(rows)
     yield _TRAILER
 

@@ -53,9 +53,9 @@ def _operation(seed: int, number: int) -> bytes:
     credit = (number * 104_729 + 1) % _ACCOUNTS
     if debit == credit:
         credit = (credit + 1) % _ACCOUNTS
-    return (
-        b'{"kind":"transfer","debit":"acct:%d","credit":"acct:%d","amount_micros":1000000,"currency":"USD"}'
-        % (debit, credit)
+    return b'{"kind":"transfer","debit":"acct:%d","credit":"acct:%d","amount_micros":1000000,"currency":"USD"}' % (
+        debit,
+        credit,
     )
 
 

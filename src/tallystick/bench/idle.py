@@ -59,7 +59,10 @@ async def idle(settings: Settings, *, operations: int, seed: int) -> Result:
         baseline=round(baseline, 3),
         ratio=ratio(value, baseline),
         baseline_is="the same operation as a plain transaction on one connection",
-        details={"operations": operations, "p99_ms": round(sorted(grouped)[int(0.99 * operations)] * 1000, 3)},
+        details={
+            "operations": operations,
+            "p99_ms": round(sorted(grouped)[int(0.99 * operations)] * 1000, 3),
+        },
     )
 
 
@@ -78,9 +81,7 @@ async def _plain(connection: asyncpg.Connection, tenant: Tenant, debit: str, cre
         )
         require(known is None, "the key is new")
         found = {row["id"]: row for row in rows}
-        body = (
-            f'{{"id":"tx_{id_.hex}","idempotency_key":"{key}","kind":"transfer","at":"2026-01-01T00:00:00Z","entries":[]}}'
-        )
+        body = f'{{"id":"tx_{id_.hex}","idempotency_key":"{key}","kind":"transfer","entries":[]}}'
         await connection.execute(
             "INSERT INTO tally.operation (tenant_id, id, key, request, body, at) "
             "VALUES ($1, $2, $3, $4, $5, clock_timestamp())",

@@ -1,6 +1,6 @@
 """The service in a process of its own, for the HTTP benches.
 
-    python -m tallystick.bench.service DSN KEY LANES BATCH     prints the port, serves until SIGTERM
+python -m tallystick.bench.service DSN KEY LANES BATCH     prints the port, serves until SIGTERM
 """
 
 import asyncio
@@ -26,7 +26,10 @@ async def main(dsn: str, key: str, lanes: int, batch: int) -> None:
         owner = await tenants.ensure_tenant(service.database, "default")
         await tenants.add_key(service.database, owner, "admin", key)
         await serve(
-            build(service), "127.0.0.1", 0, on_listening=lambda _host, port: print(port, flush=True)  # noqa: T201
+            build(service),
+            "127.0.0.1",
+            0,
+            on_listening=lambda _host, port: print(port, flush=True),  # noqa: T201
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(peak, flush=True)  # noqa: T201 - read by the bench

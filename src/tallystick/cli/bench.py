@@ -39,9 +39,7 @@ BENCHES: dict[str, Bench] = {
     "idle": lambda on, size: idle(on, operations=int(200 * size.seconds * size.runs), seed=size.seed),
     "http": lambda on, size: http(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "batch": lambda on, size: batch(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
-    "growth": lambda on, size: growth(
-        on, seconds=size.seconds, runs=size.runs, seed=size.seed, operations=size.rows
-    ),
+    "growth": lambda on, size: growth(on, seconds=size.seconds, runs=size.runs, seed=size.seed, operations=size.rows),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -66,7 +64,13 @@ def bench(name: str, *, hot: bool, as_json: bool, **size: Any) -> None:  # noqa:
     names = list(BENCHES) if name == "all" else ["hot" if name == "ledger" and hot else name]
     results = []
     console = Console(stderr=True)
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as progress:
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
         for one in names:
             task = progress.add_task(f"bench {one}", total=None)
             results.append(run(BENCHES[one](settings, Size(**size))))

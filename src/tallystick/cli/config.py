@@ -23,7 +23,14 @@ def config(as_json: bool) -> None:  # noqa: FBT001 - click passes flags by posit
     for spec in configuration.SPECS:
         value = values[spec.name]
         shown = "(set, hidden)" if spec.secret and value is not None else value
-        rows.append({"name": spec.name, "value": shown, "origin": settings.origins[spec.name], "meaning": spec.meaning})
+        rows.append(
+            {
+                "name": spec.name,
+                "value": shown,
+                "origin": settings.origins[spec.name],
+                "meaning": spec.meaning,
+            }
+        )
     if as_json:
         click.echo(json.dumps({"settings": rows}))
         return

@@ -24,7 +24,7 @@ def explain(key_or_id: str, tenant: str, as_json: bool) -> None:  # noqa: FBT001
     """
     found = run(_explain(tenant, key_or_id))
     if as_json:
-        click.echo(json.dumps({"found": msgspec.to_builtins(found, builtin_types=()) }, default=str))
+        click.echo(json.dumps({"found": msgspec.to_builtins(found, builtin_types=())}, default=str))
     else:
         for explanation in found:
             _show(explanation)

@@ -8,6 +8,7 @@ import click
 from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
+from tallystick.core.idempotency import Tenant
 from tallystick.errors import Misconfigured
 from tallystick.store import tenant as tenants
 
@@ -93,7 +94,7 @@ async def _list(tenant: str) -> list[tenants.KeyView]:
         return await tenants.list_keys(service.database, await _found(service, tenant))
 
 
-async def _found(service: app.Service, name: str) -> tenants.Tenant:
+async def _found(service: app.Service, name: str) -> Tenant:
     tenant = await service.tenant(name)
     if tenant is None:
         message = f"There is no tenant {name!r}."

@@ -19,7 +19,7 @@ import msgspec
 
 from tallystick.core.audit import step_digest
 from tallystick.core.ledger import Book, post
-from tallystick.core.operation import Kind, Operation, Reading, differing_fields
+from tallystick.core.operation import Kind, Operation, Reading, differing_fields, transaction_unknown
 from tallystick.core.outcome import (
     Committed,
     Duplicate,
@@ -105,9 +105,7 @@ def decide(claims: Sequence[Claim], facts: Facts) -> tuple[list[Answer], list[Re
     answers: list[Answer] = []
     records: list[Record] = []
     closed = {tenant: set(names) for tenant, names in facts.closed.items()}
-    readings = {
-        tenant: Reading(book, facts.transactions.get(tenant, {})) for tenant, book in facts.books.items()
-    }
+    readings = {tenant: Reading(book, facts.transactions.get(tenant, {})) for tenant, book in facts.books.items()}
     for claim in claims:
         known = facts.known.get((claim.tenant.number, claim.id))
         if known is not None:
@@ -143,8 +141,11 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
         if isinstance(decided, Rejected):
             return decided
         closes = kind.closes(claim.operation)
-        if closes is not None and closes in closed:
-            return _already_closed(closes)
+        if closes is not None:
+            if closes not in reading.transactions:
+                return transaction_unknown(closes, "transaction")
+            if closes in closed:
+                return _already_closed(closes)
         posted = post(facts.books.get(claim.tenant.number, {}), tuple(decided))
     except InvariantBroken:
         raise

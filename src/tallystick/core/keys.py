@@ -103,9 +103,7 @@ def charge_key(
     )
 
 
-def refund_key(
-    *, tenant: str, currency: str, provider: str, payment_intent_id: str, generation: int = 0
-) -> bytes:
+def refund_key(*, tenant: str, currency: str, provider: str, payment_intent_id: str, generation: int = 0) -> bytes:
     """The refund of a payment: whoever finds it owed, sweeper or worker, arrives at the same key."""
     return digest(
         "refund",
@@ -185,20 +183,13 @@ def _utf8(text: str, name: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         # Replacing it would give two texts one key.
-        raise ValueError(
-            f"{name} of a key has a lone surrogate at {error.start}: not valid Unicode"
-        ) from error
+        raise ValueError(f"{name} of a key has a lone surrogate at {error.start}: not valid Unicode") from error
 
 
 def _capitals(currency: str) -> str:
     # Providers differ in case, and "usd" would be another key for the same payment. Withdrawn codes pass:
     # the keys of old payments must still be computable.
-    if (
-        len(currency) == _CURRENCY_CHARACTERS
-        and currency.isascii()
-        and currency.isalpha()
-        and currency.isupper()
-    ):
+    if len(currency) == _CURRENCY_CHARACTERS and currency.isascii() and currency.isalpha() and currency.isupper():
         return currency
     raise ValueError(f"{currency!r} is not a currency code in capitals")
 

@@ -1,4 +1,4 @@
-"""The ledger: may these legs be posted, and what do the books say afterwards?
+"""The ledger: whether legs may be posted, and what the books say afterwards.
 
 Pure. A book is a plain dict of frozen accounts; posting replaces the accounts it touches, so that the
 next operation of the same batch sees what this one did, and a refused one leaves no trace.
@@ -61,32 +61,35 @@ def post(book: Book, legs: tuple[Leg, ...]) -> tuple[Entry, ...] | Rejected:
     after: list[Account] = []
     entries: list[Entry] = []
     for account_id, amount, currency in legs:
-        account = book[account_id]
-        balance = account.balance_micros + amount
-        limits = account.limits
-        if amount < 0:
-            if limits:
-                exceeded = velocity.exceeded(limits, -amount)
-                if exceeded is not None:
-                    return _too_fast(account, exceeded)
-                limits = velocity.used(limits, -amount)
-            floor = account.floor_micros
-            if floor is not None and balance < floor:
-                return _insufficient(account, -amount)
-        if not -MAX_MICROS <= balance <= MAX_MICROS:
-            return Rejected(
-                "balance_overflow",
-                f"The balance of {account_id} would pass what can be held ({MAX_MICROS} micros).",
-                "Move part of the balance to another account first.",
-            )
-        number = account.entries + 1
-        after.append(
-            Account(account.number, account_id, currency, account.floor_micros, balance, number, limits)
-        )
-        entries.append(Entry(account_id, amount, currency, balance, number))
+        moved = _move(book[account_id], amount)
+        if isinstance(moved, Rejected):
+            return moved
+        after.append(moved)
+        entries.append(Entry(account_id, amount, currency, moved.balance_micros, moved.entries))
     for account in after:
         book[account.id] = account
     return tuple(entries)
+
+
+def _move(account: Account, amount: int) -> Account | Rejected:
+    """The account after one leg."""
+    balance = account.balance_micros + amount
+    floor, limits = account.floor_micros, account.limits
+    if amount < 0:
+        if limits:
+            exceeded = velocity.exceeded(limits, -amount)
+            if exceeded is not None:
+                return _too_fast(account, exceeded)
+            limits = velocity.used(limits, -amount)
+        if floor is not None and balance < floor:
+            return _insufficient(account, -amount)
+    if not -MAX_MICROS <= balance <= MAX_MICROS:
+        return Rejected(
+            "balance_overflow",
+            f"The balance of {account.id} would pass what can be held ({MAX_MICROS} micros).",
+            "Move part of the balance to another account first.",
+        )
+    return Account(account.number, account.id, account.currency, floor, balance, account.entries + 1, limits)
 
 
 def _plain(legs: tuple[Leg, ...]) -> bool:

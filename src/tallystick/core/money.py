@@ -24,9 +24,7 @@ _PURPOSES: Final = frozenset(get_args(Purpose))
 # Far more digits than BIGINT has and far fewer than would cost us anything to read.
 _MAX_DECIMAL_DIGITS: Final = 40
 # Stricter than Decimal(), which also takes spaces, underscores, "1e9", "NaN" and other alphabets' digits.
-_PLAIN_DECIMAL: Final = re.compile(
-    rf"(-?)([0-9]{{1,{_MAX_DECIMAL_DIGITS}}})(?:\.([0-9]{{1,{_MAX_DECIMAL_DIGITS}}}))?"
-)
+_PLAIN_DECIMAL: Final = re.compile(rf"(-?)([0-9]{{1,{_MAX_DECIMAL_DIGITS}}})(?:\.([0-9]{{1,{_MAX_DECIMAL_DIGITS}}}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,7 @@ def step_micros(currency: str, *, provider: str | None, purpose: Purpose) -> int
     return unit * (max(rule.step, rule.payout_step) if purpose == "payout" else rule.step)
 
 
-def to_minor(
-    amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose
-) -> int | NotRepresentable:
+def to_minor(amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose) -> int | NotRepresentable:
     """The integer to send, worth exactly the amount. `provider` None is plain ISO 4217."""
     _refuse_other_than_int(amount_micros)
     _refuse_decimal_provider(provider)
@@ -114,9 +110,7 @@ def from_minor(minor: int, currency: str, *, provider: str | None) -> int | NotR
     return _within_bounds(minor * unit, currency, unit)
 
 
-def representable_part(
-    amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose
-) -> tuple[int, int]:
+def representable_part(amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose) -> tuple[int, int]:
     """(payable_micros, residue_micros): the largest amount that can be sent, and what stays on payable."""
     _refuse_other_than_int(amount_micros)
     # The remainder of a negative amount is positive: the part would be larger than the whole.

@@ -25,7 +25,7 @@ MAX_MEMO = 500
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of every operation. Subclass it with `tag="your_kind"` to make a kind of your own."""
+    """Base of every operation. Subclass it with `frozen=True, tag_field="kind", tag="yours"` for your own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,9 @@ def currency_fault(currency: object) -> Rejected | None:
     if type(currency) is str and is_currency(currency):
         return None
     return Rejected(
-        "currency_unknown", f"{_shown(currency)} is not a currency.", "Use an ISO 4217 code in capitals: USD, EUR, JPY."
+        "currency_unknown",
+        f"{_shown(currency)} is not a currency.",
+        "Use an ISO 4217 code in capitals: USD, EUR, JPY.",
     )
 
 
@@ -187,7 +189,7 @@ def check_movement(source: object, target: object, amount: object, currency: obj
     return refusal
 
 
-class Transfer(Operation, tag_field="kind", tag="transfer"):
+class Transfer(Operation, frozen=True, tag_field="kind", tag="transfer"):
     """Move an amount from one account to another."""
 
     debit: str
@@ -197,7 +199,7 @@ class Transfer(Operation, tag_field="kind", tag="transfer"):
     memo: str | None = None
 
 
-class TopUp(Operation, tag_field="kind", tag="topup"):
+class TopUp(Operation, frozen=True, tag_field="kind", tag="topup"):
     """Money came in from outside: from a boundary account (one without a floor) to an account."""
 
     account: str
@@ -207,7 +209,7 @@ class TopUp(Operation, tag_field="kind", tag="topup"):
     memo: str | None = None
 
 
-class Payout(Operation, tag_field="kind", tag="payout"):
+class Payout(Operation, frozen=True, tag_field="kind", tag="payout"):
     """Money leaves: from an account to a boundary account (one without a floor)."""
 
     account: str
@@ -217,7 +219,7 @@ class Payout(Operation, tag_field="kind", tag="payout"):
     memo: str | None = None
 
 
-class Fee(Operation, tag_field="kind", tag="fee"):
+class Fee(Operation, frozen=True, tag_field="kind", tag="fee"):
     """Charge an account a fee for the benefit of a revenue account."""
 
     account: str
@@ -227,7 +229,7 @@ class Fee(Operation, tag_field="kind", tag="fee"):
     memo: str | None = None
 
 
-class Hold(Operation, tag_field="kind", tag="hold"):
+class Hold(Operation, frozen=True, tag_field="kind", tag="hold"):
     """Set an amount aside in a holding account. A `release` that names this transaction ends it, once."""
 
     account: str
@@ -237,7 +239,7 @@ class Hold(Operation, tag_field="kind", tag="hold"):
     memo: str | None = None
 
 
-class Release(Operation, tag_field="kind", tag="release"):
+class Release(Operation, frozen=True, tag_field="kind", tag="release"):
     """End a hold: `amount_micros` of it goes `to` an account, the rest back to where it came from.
 
     Without `to` everything goes back. Without `amount_micros` everything goes `to`.
@@ -249,7 +251,7 @@ class Release(Operation, tag_field="kind", tag="release"):
     memo: str | None = None
 
 
-class Refund(Operation, tag_field="kind", tag="refund"):
+class Refund(Operation, frozen=True, tag_field="kind", tag="refund"):
     """Reverse an earlier transaction, leg by leg. A transaction can be refunded only once."""
 
     transaction: str
@@ -264,7 +266,7 @@ class PostLeg(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     currency: str
 
 
-class Post(Operation, tag_field="kind", tag="post"):
+class Post(Operation, frozen=True, tag_field="kind", tag="post"):
     """Any number of legs that sum to zero per currency."""
 
     legs: tuple[PostLeg, ...]
@@ -273,7 +275,6 @@ class Post(Operation, tag_field="kind", tag="post"):
 
 def _movement(request: type[Operation], debit: str, credit: str, *, outside: str | None = None) -> Kind:
     """A kind that moves one amount between the accounts in two of its fields."""
-
     sides = attrgetter(debit, credit)
     movement = attrgetter(debit, credit, "amount_micros", "currency")
     everything = attrgetter(debit, credit, "amount_micros", "currency", "memo")
@@ -299,7 +300,8 @@ def _movement(request: type[Operation], debit: str, credit: str, *, outside: str
     return Kind(request, accounts, decide, check, checks_accounts=True)
 
 
-def _transaction_unknown(name: str, wanted: str) -> Rejected:
+def transaction_unknown(name: str, wanted: str) -> Rejected:
+    """The refusal for a transaction this tenant does not have."""
     return Rejected(
         "transaction_unknown",
         f"There is no {wanted} {_shown(name)}.",
@@ -310,7 +312,7 @@ def _transaction_unknown(name: str, wanted: str) -> Rejected:
 def _check_name(name: object, wanted: str) -> Rejected | None:
     if isinstance(name, str) and transaction_id(name) is not None:
         return None
-    return _transaction_unknown(str(name), wanted)
+    return transaction_unknown(str(name), wanted)
 
 
 def _check_post(operation: Post) -> Rejected | None:
@@ -346,7 +348,7 @@ def _release_accounts(operation: Release, transactions: Mapping[str, Transaction
 def _decide_release(operation: Release, reading: Reading) -> Iterable[Leg] | Rejected:
     hold = reading.transactions.get(operation.hold)
     if hold is None or hold.kind != "hold":
-        return _transaction_unknown(operation.hold, "hold")
+        return transaction_unknown(operation.hold, "hold")
     origin, held = hold.entries
     whole = held.amount_micros
     if operation.to == held.account:
@@ -371,7 +373,7 @@ def _decide_release(operation: Release, reading: Reading) -> Iterable[Leg] | Rej
 def _decide_refund(operation: Refund, reading: Reading) -> Iterable[Leg] | Rejected:
     original = reading.transactions.get(operation.transaction)
     if original is None:
-        return _transaction_unknown(operation.transaction, "transaction")
+        return transaction_unknown(operation.transaction, "transaction")
     if original.kind in ("hold", "release", "refund"):
         return Rejected(
             "not_refundable",
@@ -408,7 +410,9 @@ BUILT_IN: tuple[Kind, ...] = (
     Kind(
         Post,
         accounts=lambda operation, _transactions: [leg.account for leg in operation.legs],
-        decide=lambda operation, _reading: [Leg(leg.account, leg.amount_micros, leg.currency) for leg in operation.legs],
+        decide=lambda operation, _reading: [
+            Leg(leg.account, leg.amount_micros, leg.currency) for leg in operation.legs
+        ],
         check=_check_post,
         checks_accounts=True,
     ),

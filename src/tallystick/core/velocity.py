@@ -64,8 +64,7 @@ def describe(limit: Limit, currency: str) -> str:
         bounds.append(f"{limit.max_count} times ({limit.used_count} used)")
     if limit.max_sum_micros is not None:
         bounds.append(
-            f"{format_amount(limit.max_sum_micros, currency)} "
-            f"({format_amount(limit.used_micros, currency)} used)"
+            f"{format_amount(limit.max_sum_micros, currency)} ({format_amount(limit.used_micros, currency)} used)"
         )
     return f"{' and '.join(bounds)} in {limit.window_seconds} s"
 

@@ -6,6 +6,7 @@ processes meet at the primary key of the operation.
 
 import asyncio
 from collections.abc import Iterable
+from typing import Self
 
 from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, replay
 from tallystick.core.keys import idempotency_key_fault, operation_id
@@ -18,7 +19,10 @@ from tallystick.errors import Faulted, InFlight, TallystickError
 from tallystick.settings import LIMITS, Limits
 
 _KEY_FAULTS = {
-    "idempotency_key_missing": ("There is no idempotency key.", "Send one; repeat it when you repeat the request."),
+    "idempotency_key_missing": (
+        "There is no idempotency key.",
+        "Send one; repeat it when you repeat the request.",
+    ),
     "idempotency_key_invalid": ("The idempotency key is not plain text.", "Use visible ASCII characters."),
     "idempotency_key_too_long": ("The idempotency key is too long.", "Use at most 255 characters."),
 }
@@ -41,12 +45,10 @@ class Engine:
         """Enter it before use; leaving it answers what is queued."""
         self._kinds = kinds
         self._limits = limits
-        self._group: GroupCommit[Claim, Answer] = GroupCommit(
-            LedgerWork(store), footprint=_accounts_of, limits=limits
-        )
+        self._group: GroupCommit[Claim, Answer] = GroupCommit(LedgerWork(store), footprint=_accounts_of, limits=limits)
         self._leaders: dict[bytes, _Leader] = {}
 
-    async def __aenter__(self) -> "Engine":
+    async def __aenter__(self) -> Self:
         """Start taking operations."""
         await self._group.__aenter__()
         return self
@@ -186,4 +188,3 @@ def outcome(answer: Answer) -> Outcome:
     if isinstance(answer, Fault):
         raise Faulted(answer.kind) from answer.cause
     return answer
-

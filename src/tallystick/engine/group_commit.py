@@ -25,8 +25,8 @@ from tallystick.engine.port import Contended, Lost
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable, require
 from tallystick.settings import LIMITS, Limits
 
-Item = TypeVar("Item", contravariant=True)
-Answer = TypeVar("Answer", covariant=True)
+Item = TypeVar("Item", contravariant=True)  # noqa: PLC0105 - the protocol reads better
+Answer = TypeVar("Answer", covariant=True)  # noqa: PLC0105 - like Item
 I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
 
@@ -47,9 +47,7 @@ SET_ASIDE: Final = SetAside.SET_ASIDE
 class Work(Protocol[Item, Answer]):
     """What a lane does with a batch."""
 
-    async def commit(
-        self, items: Sequence[Item], *, patient: bool
-    ) -> Sequence[Answer | Literal[SetAside.SET_ASIDE]]:
+    async def commit(self, items: Sequence[Item], *, patient: bool) -> Sequence[Answer | Literal[SetAside.SET_ASIDE]]:
         """Run one transaction for all items and answer each, in order, after COMMIT.
 
         Impatient: never wait for a lock; answer SET_ASIDE for what is held. Raises Contended or Lost when the
@@ -112,9 +110,7 @@ class GroupCommit(Generic[I, A]):
     async def __aenter__(self) -> "GroupCommit[I, A]":
         """Start the lanes."""
         self._closing = False
-        self._lanes = [
-            asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)
-        ]
+        self._lanes = [asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)]
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -166,7 +162,7 @@ class GroupCommit(Generic[I, A]):
                 for waiting in batch:
                     self._fail(waiting, OutcomeUnknown())
                 raise
-            except Exception:  # noqa: BLE001 - a lane must outlive any bug, also one that shows only after COMMIT
+            except Exception:
                 log.exception("lane_failed")
                 for waiting in batch:
                     self._fail(waiting, OutcomeUnknown())
@@ -193,22 +189,15 @@ class GroupCommit(Generic[I, A]):
             try:
                 answers = await self._work.commit([waiting.item for waiting in batch], patient=patient)
             except Contended as contended:
-                for waiting in batch:
-                    waiting.blocked = True
-                if contended.held and not patient:
-                    # Stepping around did not help, so the hold cannot be seen from outside: go on without it.
-                    await self._divide(batch)
-                    return
-                self._patient = self._patient and not contended.held
+                if self._step_around(batch, contended, patient=patient):
+                    continue
+                await self._divide(batch)
+                return
             except Lost as lost:
-                for waiting in batch:
-                    waiting.commit_sent = waiting.commit_sent or lost.commit_sent
                 pause = outage.pause(asyncio.get_running_loop().time())
-                if pause is None:
-                    for waiting in batch:
-                        self._fail(waiting, Unreachable(str(lost)))
+                if self._tell_lost(batch, lost, is_over=pause is None):
                     return
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause or 0)
             except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to some item of this batch
                 if len(batch) == 1:
                     self._fail(batch[0], error)
@@ -218,6 +207,20 @@ class GroupCommit(Generic[I, A]):
             else:
                 self._deliver(batch, answers, patient=patient)
                 return
+
+    def _step_around(self, batch: list[_Waiting[I, A]], contended: Contended, *, patient: bool) -> bool:
+        """Run the whole batch again, without waiting for locks? False: that did not help, the hold is not visible."""
+        for waiting in batch:
+            waiting.blocked = True
+        self._patient = self._patient and not contended.held
+        return patient or not contended.held
+
+    def _tell_lost(self, batch: list[_Waiting[I, A]], lost: Lost, *, is_over: bool) -> bool:
+        for waiting in batch:
+            waiting.commit_sent = waiting.commit_sent or lost.commit_sent
+            if is_over:
+                self._fail(waiting, Unreachable(str(lost)))
+        return is_over
 
     async def _divide(self, batch: list[_Waiting[I, A]]) -> None:
         """Run the halves alone, so that one bad item harms no other; a lone one rests."""
@@ -237,7 +240,10 @@ class GroupCommit(Generic[I, A]):
                 self._settled(waiting)
             elif now - waiting.asked_at > self._limits.wait_seconds:
                 limits = self._limits
-                self._fail(waiting, InFlight(limits.wait_seconds) if waiting.blocked else Busy(limits.retry_after_seconds))
+                self._fail(
+                    waiting,
+                    InFlight(limits.wait_seconds) if waiting.blocked else Busy(limits.retry_after_seconds),
+                )
             else:
                 wanted.append(waiting)
         return wanted

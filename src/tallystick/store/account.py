@@ -68,7 +68,7 @@ async def put(
     for _ in range(2):
         try:
             async with database.writing() as connection:
-                return await _put(connection, tenant, account_id, currency, floor_micros, limits)
+                return await _put(connection, tenant, account_id, (currency, floor_micros, limits))
         except Contended as contended:
             if contended.held:
                 raise InFlight(LIMITS.lock_wait_seconds) from contended
@@ -85,7 +85,9 @@ def put_fault(
     if refusal is not None:
         return refusal
     if floor_micros is not None and (type(floor_micros) is not int or abs(floor_micros) > MAX_MICROS):
-        return Rejected("floor_invalid", f"{floor_micros!r:.80} is not a floor.", "Send whole micros, or null for none.")
+        return Rejected(
+            "floor_invalid", f"{floor_micros!r:.80} is not a floor.", "Send whole micros, or null for none."
+        )
     return limits_fault(limits)
 
 
@@ -93,10 +95,9 @@ async def _put(
     connection: Connection,
     tenant: Tenant,
     account_id: str,
-    currency: str,
-    floor_micros: int | None,
-    limits: tuple[VelocityLimit, ...],
+    wanted: tuple[str, int | None, tuple[VelocityLimit, ...]],
 ) -> Put | Rejected:
+    currency, floor_micros, limits = wanted
     row = await connection.fetchrow(_SQL["lock"], tenant.number, account_id)
     held, balance = (currency, 0) if row is None else (row["currency"], row["balance_micros"])
     refusal = change_fault(account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros)
@@ -114,7 +115,12 @@ async def _put(
         await connection.execute(_SQL["clear_limits"], tenant.number, number)
     for limit in limits:
         await connection.execute(
-            _SQL["add_limit"], tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros
+            _SQL["add_limit"],
+            tenant.number,
+            number,
+            limit.window_seconds,
+            limit.max_count,
+            limit.max_sum_micros,
         )
     body = msgspec.json.encode(
         {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
@@ -149,10 +155,12 @@ async def read(database: Database, tenant: Tenant, account_id: str) -> AccountVi
     if row is None:
         return account_unknown(account_id)
     limits = msgspec.json.decode(row["limits"], type=tuple[VelocityLimit, ...])
-    return AccountView(*row[:6], limits)
+    return msgspec.structs.replace(AccountView(*tuple(row)[:-1]), limits=limits)
 
 
-async def balance_at(database: Database, tenant: Tenant, account_id: str, moment: datetime) -> tuple[int, int] | Rejected:
+async def balance_at(
+    database: Database, tenant: Tenant, account_id: str, moment: datetime
+) -> tuple[int, int] | Rejected:
     """Balance and number of entries at the end of that moment."""
     async with database.reading(tenant.number) as connection:
         row = await connection.fetchrow(_SQL["balance_at"], tenant.number, account_id, moment)
@@ -173,11 +181,8 @@ async def list_entries(
     async with database.reading(tenant.number) as connection:
         if await connection.fetchrow(_SQL["read"], tenant.number, account_id) is None:
             return account_unknown(account_id)
-        rows = await connection.fetch(
-            _SQL["entries"], tenant.number, account_id, before or _BEYOND_EVERY_ENTRY, most
-        )
+        rows = await connection.fetch(_SQL["entries"], tenant.number, account_id, before or _BEYOND_EVERY_ENTRY, most)
     return [
         EntryView(number, transaction_name(operation_id.bytes), amount, balance, at)
         for number, operation_id, amount, balance, at in rows
     ]
-

@@ -69,9 +69,7 @@ def entries(records: Iterable[Record], numbers: Mapping[int, Mapping[str, int]],
         tenant, id_ = record.claim.tenant.number, record.claim.id
         known = numbers[tenant]
         for account, amount, balance, number in map(_fields, record.entries):
-            append(
-                _ENTRY(7, 4, tenant, 8, known[account], 8, number, 16, id_, 8, amount, 8, balance, 8, at)
-            )
+            append(_ENTRY(7, 4, tenant, 8, known[account], 8, number, 16, id_, 8, amount, 8, balance, 8, at))
     return _whole(parts)
 
 

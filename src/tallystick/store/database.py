@@ -191,7 +191,7 @@ def _bound_silence(connection: Connection, limits: Limits) -> None:
     A timer of the event loop would do the same, but while one is pending every wait of the loop arms a timer in
     the kernel: measured on a virtual machine, a fifth of a lone caller's latency.
     """
-    transport = connection._transport  # noqa: SLF001 - asyncpg has no public way to its socket
+    transport: asyncio.BaseTransport = connection._transport  # type: ignore[attr-defined]  # noqa: SLF001 - not public
     wire = transport.get_extra_info("socket")
     if wire is None or wire.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -267,9 +267,7 @@ def _postmaster(data: Path) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     # After a crash or a reboot the pid may belong to anything, also to another home's server or to a zombie.
-    return (
-        pid if name == "postgres" and (os.fsencode(data) in arguments or _works_in(process, data)) else None
-    )
+    return pid if name == "postgres" and (os.fsencode(data) in arguments or _works_in(process, data)) else None
 
 
 def _works_in(process: Path, data: Path) -> bool:

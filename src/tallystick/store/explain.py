@@ -64,7 +64,10 @@ async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> E
             )
             for entry in transaction.entries
         ),
-        Step(at, f"journaled under digest {step_digest(tenant.name, 'operation', row['request'], row['body']).hex()}"),
+        Step(
+            at,
+            f"journaled under digest {step_digest(tenant.name, 'operation', row['request'], row['body']).hex()}",
+        ),
     ]
     if transaction.closes is not None:
         steps.append(Step(at, f"closes {transaction.closes}"))
@@ -86,13 +89,17 @@ async def _account(database: Database, tenant: Tenant, name: str) -> Explanation
         return None
     floor = "none" if found.floor_micros is None else format_amount(found.floor_micros, found.currency)
     entries = await account.list_entries(database, tenant, name, before=None, most=_ENTRIES_SHOWN)
-    steps = [] if isinstance(entries, Rejected) else [
-        Step(
-            entry.at,
-            f"entry {entry.number}: {format_amount(entry.amount_micros, found.currency)} by {entry.transaction}, "
-            f"balance {format_amount(entry.balance_micros, found.currency)}",
-        )
-        for entry in reversed(entries)
-    ]
+    steps = (
+        []
+        if isinstance(entries, Rejected)
+        else [
+            Step(
+                entry.at,
+                f"entry {entry.number}: {format_amount(entry.amount_micros, found.currency)} by {entry.transaction}, "
+                f"balance {format_amount(entry.balance_micros, found.currency)}",
+            )
+            for entry in reversed(entries)
+        ]
+    )
     summary = f"balance {format_amount(found.balance_micros, found.currency)}, floor {floor}, {found.entries} entries"
     return Explanation("account", found.id, summary, (Step(found.created_at, "account made"), *steps))

@@ -66,9 +66,7 @@ async def migrate(dsn: str) -> list[Migration]:
 
 async def _apply(connection: asyncpg.Connection, wanted: list[Migration]) -> list[Migration]:
     await connection.execute(_TABLE)
-    applied = {
-        row["number"]: row for row in await connection.fetch("SELECT number, name, digest FROM tally.migration")
-    }
+    applied = {row["number"]: row for row in await connection.fetch("SELECT number, name, digest FROM tally.migration")}
     newest = max((migration.number for migration in wanted), default=0)
     if applied and max(applied) > newest:
         message = (

@@ -50,9 +50,7 @@ class PostgresTransaction:
     async def read(self, names: Collection[Name]) -> Mapping[Name, Known]:
         """See the port."""
         rows = await self._connection.fetch(_SQL["read"], *_columns(names))
-        return {
-            (row["tenant_id"], row["id"].bytes): Known(row["key"], row["request"], row["body"]) for row in rows
-        }
+        return {(row["tenant_id"], row["id"].bytes): Known(row["key"], row["request"], row["body"]) for row in rows}
 
     async def read_closed(self, names: Collection[Name]) -> AbstractSet[Name]:
         """See the port."""
@@ -99,9 +97,7 @@ class PostgresTransaction:
                 number, name, a.currency, a.floor_micros, a.balance_micros, a.entries, tuple(found)
             )
 
-    async def claim(
-        self, claims: Sequence[Claim], *, patient: bool
-    ) -> tuple[Mapping[Name, Known], AbstractSet[Name]]:
+    async def claim(self, claims: Sequence[Claim], *, patient: bool) -> tuple[Mapping[Name, Known], AbstractSet[Name]]:
         """See the port. The claim itself is the insert in `record`: the primary key lets one of two through."""
         names = [(claim.tenant.number, claim.id) for claim in claims]
         held = frozenset[Name]()
@@ -160,15 +156,13 @@ class PostgresTransaction:
 
     async def _copy(self, table: str, columns: Sequence[str], rows: AsyncIterator[bytes]) -> None:
         # A stream, because asyncpg would read a file in a thread.
-        await self._connection.copy_to_table(
-            table, schema_name="tally", columns=columns, source=rows, format="binary"
-        )
+        await self._connection.copy_to_table(table, schema_name="tally", columns=columns, source=rows, format="binary")
 
     async def _close(self, records: Sequence[Record]) -> None:
         if not records:
             return
-        closed = [transaction_id(record.closes or "") for record in records]
-        require(None not in closed, "a record closes something that has no id")
+        closed = [id_ for record in records if (id_ := transaction_id(record.closes or "")) is not None]
+        require(len(closed) == len(records), "a record closes something that has no id")
         await self._connection.execute(
             _SQL["close"],
             [record.claim.tenant.number for record in records],
@@ -200,4 +194,3 @@ def _lines(names: list[str]) -> str:
 
 
 _lock_order = attrgetter("claim.tenant.number", "claim.id")
-

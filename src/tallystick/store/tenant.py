@@ -56,9 +56,7 @@ async def ensure_tenant(database: Database, name: str) -> Tenant:
     found = await find_tenant(database, name)
     if found is None:
         async with database.owning() as connection:
-            await connection.execute(
-                "INSERT INTO tally.tenant (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", name
-            )
+            await connection.execute("INSERT INTO tally.tenant (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", name)
         found = await find_tenant(database, name)
     require(found is not None, f"tenant {name} was made and is not there")
     return cast("Tenant", found)

@@ -42,7 +42,7 @@ async def verify(dsn: str) -> AsyncIterator[Verdict]:
             await connection.execute("SET LOCAL work_mem = '256MB'")
             for name, promise in _PROMISES.items():
                 statement = _SQL[name].replace("{version}", OPERATION_VERSION)
-                broken, checked = await connection.fetchrow(statement)
+                ((broken, checked),) = await connection.fetch(statement)
                 yield Verdict(name, promise, checked, broken)
     except GONE as error:
         raise Unreachable(str(error) or type(error).__name__) from error

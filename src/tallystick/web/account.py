@@ -147,9 +147,7 @@ class Accounts:
         fault = account_fault(name)
         if fault is not None:
             return fault
-        found = await account.list_entries(
-            self._database, call.access.tenant, name, before=before, most=most + 1
-        )
+        found = await account.list_entries(self._database, call.access.tenant, name, before=before, most=most + 1)
         if isinstance(found, Rejected):
             return found
         page = found[:most]

@@ -57,9 +57,7 @@ class Call:
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known or name in found:
-                return Rejected(
-                    "query_invalid", f"The query parameter {name!r:.80} is unknown or repeated.", remedy
-                )
+                return Rejected("query_invalid", f"The query parameter {name!r:.80} is unknown or repeated.", remedy)
             found[name] = value
         return found
 

@@ -21,8 +21,6 @@ def read_key(values: list[bytes]) -> str | Rejected:
     if value[:1] == b'"':
         quoted = _QUOTED.fullmatch(value)
         if quoted is None:
-            return Rejected(
-                "idempotency_key_invalid", "The quotes of the Idempotency-Key do not match.", _REMEDY
-            )
+            return Rejected("idempotency_key_invalid", "The quotes of the Idempotency-Key do not match.", _REMEDY)
         value = _ESCAPED.sub(rb"\1", quoted[1])
     return value.decode("latin-1")

@@ -67,9 +67,5 @@ class _EngineCounts(Collector):
     def collect(self) -> Iterator[Metric]:
         group = self._group
         yield GaugeMetricFamily("tally_engine_waiting", "Operations in the queue.", value=group.waiting)
-        yield CounterMetricFamily(
-            "tally_engine_batches", "Transactions that answered a batch.", value=group.batches
-        )
-        yield CounterMetricFamily(
-            "tally_engine_answered", "Operations answered by batches.", value=group.answered
-        )
+        yield CounterMetricFamily("tally_engine_batches", "Transactions that answered a batch.", value=group.batches)
+        yield CounterMetricFamily("tally_engine_answered", "Operations answered by batches.", value=group.answered)

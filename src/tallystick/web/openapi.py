@@ -43,9 +43,7 @@ _VALUES: Final[dict[str, dict[str, Any]]] = {
     "IdempotencyKey": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 _MOVEMENT_FIELDS: Final = {
-    **dict.fromkeys(
-        ("debit", "credit", "account", "source", "destination", "revenue", "held", "to"), "AccountId"
-    ),
+    **dict.fromkeys(("debit", "credit", "account", "source", "destination", "revenue", "held", "to"), "AccountId"),
     **dict.fromkeys(("hold", "transaction"), "TransactionId"),
     "amount_micros": "AmountMicros",
     "currency": "Currency",
@@ -143,8 +141,7 @@ def _answer(answer: Answer, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     }
     if answer.headers:
         described["headers"] = {
-            header.name: {"description": header.description, "schema": header.schema}
-            for header in answer.headers
+            header.name: {"description": header.description, "schema": header.schema} for header in answer.headers
         }
     return described
 
@@ -153,11 +150,7 @@ def _problems(route: Route) -> dict[str, Any]:
     by_status: dict[int, list[str]] = defaultdict(list)
     for code in route.problems:
         by_status[PROBLEMS[code][0]].append(code)
-    return {
-        str(status): _problem(codes)
-        for status, codes in sorted(by_status.items())
-        if status not in route.answers
-    }
+    return {str(status): _problem(codes) for status, codes in sorted(by_status.items()) if status not in route.answers}
 
 
 def _problem(codes: list[str]) -> dict[str, Any]:

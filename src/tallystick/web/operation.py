@@ -116,9 +116,7 @@ class Operations:
         pieces = read(self._decode_pieces, body)
         if isinstance(pieces, Rejected):
             return pieces
-        return _batch_refused(len(pieces.operations)) or [
-            self._read_piece(bytes(p)) for p in pieces.operations
-        ]
+        return _batch_refused(len(pieces.operations)) or [self._read_piece(bytes(p)) for p in pieces.operations]
 
     def _read_piece(self, piece: bytes) -> Submission | Rejected:
         item = read(self._decode_keyed, piece)

@@ -63,6 +63,4 @@ AT: Final = Parameter(
     schema={"type": "string", "format": "date-time"},
     example="2026-01-31T12:00:00Z",
 )
-VERBOSE: Final = Parameter(
-    name="verbose", place="query", description="Show every check.", schema={"type": "string"}
-)
+VERBOSE: Final = Parameter(name="verbose", place="query", description="Show every check.", schema={"type": "string"})

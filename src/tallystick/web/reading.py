@@ -17,9 +17,7 @@ T = TypeVar("T")
 
 _PATH: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$?(?P<path>.*)`)?$", re.DOTALL)
 _NAMED: Final = re.compile(r"field `(?P<name>.*)`$", re.DOTALL)
-_AMOUNT_REMEDY: Final = (
-    "Send a whole number of micros (millionths of the major unit): digits, no point, no exponent."
-)
+_AMOUNT_REMEDY: Final = "Send a whole number of micros (millionths of the major unit): digits, no point, no exponent."
 
 
 def read(decode: Callable[[bytes], T], body: bytes) -> T | Rejected:
@@ -73,9 +71,7 @@ def _field_refused(message: str) -> Rejected:
     field = path.rpartition(".")[2]
     where = path.lstrip(".") or "the body"
     if path.startswith(".limits"):
-        return Rejected(
-            "limits_invalid", f"{where}: {what}.", "Send window_seconds and max_count or max_sum_micros."
-        )
+        return Rejected("limits_invalid", f"{where}: {what}.", "Send window_seconds and max_count or max_sum_micros.")
     if field == "floor_micros":
         return Rejected("floor_invalid", f"{where}: {what}.", "Send whole micros, or null for none.")
     if field.endswith("_micros"):

@@ -27,9 +27,7 @@ _CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="tallystick"')
 class Resource:
     """An ASGI application for one path, with its methods."""
 
-    def __init__(
-        self, path: str, methods: Mapping[str, Route], doorkeeper: Doorkeeper, metrics: Metrics
-    ) -> None:
+    def __init__(self, path: str, methods: Mapping[str, Route], doorkeeper: Doorkeeper, metrics: Metrics) -> None:
         """HEAD is GET; the server leaves the body out."""
         self._path = path
         self._methods = dict(methods)

@@ -124,11 +124,7 @@ def _operations(operations: Operations) -> tuple[Route, ...]:
             description="The transaction as its first caller was answered, to the byte.",
             need=Need.READ,
             parameters=(TRANSACTION_ID,),
-            answers={
-                200: Answer(
-                    description="The transaction.", types=(Transaction,), example=examples.TRANSACTION
-                )
-            },
+            answers={200: Answer(description="The transaction.", types=(Transaction,), example=examples.TRANSACTION)},
             own_problems=("transaction_unknown",),
         ),
     )
@@ -174,9 +170,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             need=Need.READ,
             parameters=(ACCOUNT_ID, AT),
             answers={
-                200: Answer(
-                    description="The account.", types=(AccountView, PastBalance), example=examples.ACCOUNT
-                )
+                200: Answer(description="The account.", types=(AccountView, PastBalance), example=examples.ACCOUNT)
             },
             own_problems=("account_invalid", "account_unknown"),
         ),

@@ -57,9 +57,7 @@ async def _put(  # noqa: PLR0917 - those of put
 ) -> Put | Rejected:
     found = await session.rows(_SQL["lock"], tenant.number, account_id)
     held, balance = found[0][1:] if found else (currency, 0)
-    refusal = change_fault(
-        account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros
-    )
+    refusal = change_fault(account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros)
     if refusal is not None:
         return refusal
     if not found:
@@ -69,10 +67,7 @@ async def _put(  # noqa: PLR0917 - those of put
     await session.execute(_SQL["clear_limits"], tenant.number, number)
     await session.insert(
         _SQL["add_limit"],
-        [
-            (tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros)
-            for limit in limits
-        ],
+        [(tenant.number, number, limit.window_seconds, limit.max_count, limit.max_sum_micros) for limit in limits],
     )
     body = msgspec.json.encode(
         {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
@@ -123,9 +118,7 @@ async def list_entries(
         account_number = await _number(session, tenant, account_id)
         if account_number is None:
             return account_unknown(account_id)
-        rows = await session.rows(
-            _SQL["entries"], tenant.number, account_number, before or _BEYOND_EVERY_ENTRY, most
-        )
+        rows = await session.rows(_SQL["entries"], tenant.number, account_number, before or _BEYOND_EVERY_ENTRY, most)
     return [
         EntryView(number, transaction_name(operation_id), amount, balance, _utc(at))
         for number, operation_id, amount, balance, at in rows

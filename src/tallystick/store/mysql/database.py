@@ -225,9 +225,7 @@ class Database:
         try:
             async with self.session() as session:
                 try:
-                    await session.script(
-                        f"SET TRANSACTION ISOLATION LEVEL {isolation}; START TRANSACTION READ ONLY"
-                    )
+                    await session.script(f"SET TRANSACTION ISOLATION LEVEL {isolation}; START TRANSACTION READ ONLY")
                     yield session
                     await session.roll_back()
                 except BaseException as error:
@@ -241,9 +239,7 @@ class Database:
             raise Unreachable(str(lost)) from lost
 
 
-async def connect(
-    dsn: str, *, connections: int, statement_seconds: float = LIMITS.statement_seconds
-) -> Database:
+async def connect(dsn: str, *, connections: int, statement_seconds: float = LIMITS.statement_seconds) -> Database:
     """A database that answers and keeps what it is told, or plain words why not."""
     address = read_address(dsn)
     database = Database(address, connections=connections, statement_seconds=statement_seconds)
@@ -267,9 +263,7 @@ async def first_session(address: Address) -> Session:
         return await open_session(address, LIMITS.statement_seconds)
     except (errors.MySQLError, OSError) as error:
         if _code(error) in _REFUSED:
-            raise Misconfigured(
-                f"TALLY_DATABASE_URL: the server refused the connection: {plain(error)}"
-            ) from error
+            raise Misconfigured(f"TALLY_DATABASE_URL: the server refused the connection: {plain(error)}") from error
         raise Unreachable(plain(error)) from error
 
 

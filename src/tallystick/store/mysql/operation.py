@@ -86,24 +86,18 @@ class MysqlTransaction:
             blocked = frozenset((tenant, name) for tenant, name in existing) - self._numbers.keys()
         return Locked(books, at.replace(tzinfo=UTC), blocked)
 
-    async def _add_limits(
-        self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime
-    ) -> None:
+    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime) -> None:
         names = {(tenant, number): name for tenant, number, name in limited}
         rows = await self._session.rows(_SQL["velocity"], at, at, _json(list(names)))
         limits: dict[tuple[int, int], list[Limit]] = {}
         for tenant, number, window, max_count, max_sum, count, micros in rows:
             # A sum is DECIMAL here, wide enough for any window.
-            limits.setdefault((tenant, number), []).append(
-                Limit(window, max_count, max_sum, count, int(micros))
-            )
+            limits.setdefault((tenant, number), []).append(Limit(window, max_count, max_sum, count, int(micros)))
         for (tenant, number), found in limits.items():
             name = names[tenant, number]
             books[tenant][name] = msgspec.structs.replace(books[tenant][name], limits=tuple(found))
 
-    async def claim(
-        self, claims: Sequence[Claim], *, patient: bool
-    ) -> tuple[Mapping[Name, Known], AbstractSet[Name]]:
+    async def claim(self, claims: Sequence[Claim], *, patient: bool) -> tuple[Mapping[Name, Known], AbstractSet[Name]]:
         """See the port."""
         names = sorted((claim.tenant.number, claim.id) for claim in claims)
         held = frozenset[Name]()
@@ -158,18 +152,12 @@ class MysqlTransaction:
             tenant, id_ = _name(record)
             for entry in record.entries:
                 number = self._numbers[tenant, entry.account]
-                rows.append(
-                    (tenant, number, entry.number, id_, entry.amount_micros, entry.balance_micros, at)
-                )
+                rows.append((tenant, number, entry.number, id_, entry.amount_micros, entry.balance_micros, at))
         return rows
 
     def _moved(self, records: Sequence[Record]) -> list[tuple[int, int, int, int]]:
         """Tenant, number, balance and entry count of each account after its last entry."""
-        last = {
-            (record.claim.tenant.number, entry.account): entry
-            for record in records
-            for entry in record.entries
-        }
+        last = {(record.claim.tenant.number, entry.account): entry for record in records for entry in record.entries}
         return sorted(
             (tenant, self._numbers[tenant, name], entry.balance_micros, entry.number)
             for (tenant, name), entry in last.items()
