@@ -20,7 +20,7 @@ from tallystick.store import account, embedded, tenant
 from tallystick.store import database as postgres
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
-from tallystick.store.migrate import migrate
+from tallystick.store.migrate import migrate, require_current
 from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
 
@@ -113,10 +113,15 @@ async def database_address(settings: Settings) -> AsyncIterator[tuple[str, tuple
 
 
 @asynccontextmanager
-async def running(settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS) -> AsyncIterator[Service]:
-    """Database, migrations and engine, closed again in reverse order."""
+async def running(
+    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS, migrating: bool = True
+) -> AsyncIterator[Service]:
+    """Database, migrations and engine, closed again in reverse order.
+
+    Not `migrating`: the schema must be there already, and nothing is changed.
+    """
     async with database_address(settings) as (dsn, notes):
-        await migrate(dsn)
+        await (migrate(dsn) if migrating else require_current(dsn))
         database = await postgres.connect(dsn, connections=limits.lanes + limits.readers, limits=limits)
         try:
             async with Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine:

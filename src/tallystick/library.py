@@ -13,7 +13,7 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.velocity import VelocityLimit
-from tallystick.errors import CallerTransaction, Misconfigured, TallystickError
+from tallystick.errors import CallerTransaction, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
 from tallystick.store import caller
 from tallystick.store.account import AccountView, EntryView, Put
 
@@ -75,7 +75,11 @@ class Tally:
         )
         if not isinstance(done, Put):
             return done
-        return await self.account(account_id)
+        try:
+            return await self.account(account_id)
+        except Unreachable as error:
+            # It is made; only the look at it failed.
+            raise OutcomeUnknown from error
 
     async def account(self, account_id: str) -> AccountView | Rejected:
         """The account with its balance now."""

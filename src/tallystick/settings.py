@@ -33,6 +33,10 @@ class Limits:
     lock_wait_seconds: float = 0.5
     # How long an item that was set aside rests before it is tried again.
     deferral_seconds: float = 0.02
+    # How often a batch that others beat to something is run whole before it is divided.
+    contended_rounds: int = 3
+    # How often the queue is searched for callers who wait too long.
+    sweep_seconds: float = 0.5
     # How long a caller is kept in all, blocked by somebody else, before he is told so.
     wait_seconds: float = 10.0
     # How long a batch is tried again while the database is away; then the callers are told.
@@ -41,7 +45,9 @@ class Limits:
     outage_first_pause_seconds: float = 0.05
     outage_longest_pause_seconds: float = 1.0
     # A batch takes milliseconds; a statement still running after this is given up by the server.
-    statement_seconds: float = 30.0
+    statement_seconds: float = 10.0
+    # And a transaction after this by us, whatever the server is doing (a COMMIT may wait for an absent standby).
+    transaction_seconds: float = 15.0
     # A server that is silent for three times this long is gone, and its connection with it.
     silence_seconds: int = 10
     # A stopped process must not hold locks: the server ends its transaction after this.
@@ -82,6 +88,9 @@ class _Spec:
     meaning: str
     secret: bool = False
 
+
+# Shorter ones can be guessed, and their prefix would show most of them.
+_SHORTEST_API_KEY = 24
 
 SPECS: Final = (
     _Spec(
@@ -132,6 +141,9 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         if not values[name]:
             message = f"{name} is empty"
             raise Misconfigured(message)
+    if 0 < len(values.get("TALLY_API_KEY", "")) < _SHORTEST_API_KEY:
+        message = f"TALLY_API_KEY is too short: use at least {_SHORTEST_API_KEY} random characters"
+        raise Misconfigured(message)
     return Settings(
         database_url=values.get("TALLY_DATABASE_URL") or None,
         home=Path(values["TALLY_HOME"]),

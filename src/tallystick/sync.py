@@ -23,6 +23,15 @@ from tallystick.store.account import AccountView, EntryView
 
 T = TypeVar("T")
 
+_THREAD = "tallystick"
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
 
 class Tally:
     """`tallystick.Tally` for callers without an event loop. Safe to share between threads."""
@@ -31,9 +40,21 @@ class Tally:
         """Use `tallystick.sync.open()`."""
         self._tally = tally
         self._loop = loop
+        self._closed = False
+        self._guard = threading.Lock()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        with self._guard:
+            if self._closed or threading.current_thread().name == _THREAD:
+                call.close()
+                message = "This Tally was closed." if self._closed else "A kind's handler must not call the Tally."
+                raise TallystickError(message)
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return future.result()
+
+    def _close(self) -> None:
+        with self._guard:
+            self._closed = True
 
     def submit(self, operation: Operation, *, idempotency_key: str) -> Outcome:
         """See `tallystick.Tally.submit`."""
@@ -41,7 +62,8 @@ class Tally:
 
     def submit_many(self, operations: Iterable[tuple[Operation, str]]) -> Sequence[Outcome | TallystickError]:
         """See `tallystick.Tally.submit_many`."""
-        return self._wait(self._tally.submit_many(operations))
+        # A generator is drawn out here: on the engine's own thread it could wait for itself.
+        return self._wait(self._tally.submit_many(list(operations)))
 
     def put_account(
         self,
@@ -79,16 +101,19 @@ def open(  # noqa: A001 - read as sync.open()
 ) -> Iterator[Tally]:
     """A ledger, ready to use from ordinary code. The arguments are those of `tallystick.open()`."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="tallystick", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True)
     thread.start()
     opening = library.open(database_url=database_url, home=home, tenant=tenant, kinds=kinds)
     try:
-        tally = asyncio.run_coroutine_threadsafe(opening.__aenter__(), loop).result()
+        twin = Tally(asyncio.run_coroutine_threadsafe(opening.__aenter__(), loop).result(), loop)
         try:
-            yield Tally(tally, loop)
+            yield twin
         finally:
+            twin._close()  # noqa: SLF001 - its own module
             asyncio.run_coroutine_threadsafe(opening.__aexit__(None, None, None), loop).result()
     finally:
+        # Nobody may be left waiting for an answer that cannot come any more.
+        asyncio.run_coroutine_threadsafe(_cancel_the_rest(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

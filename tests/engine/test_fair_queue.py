@@ -89,8 +89,8 @@ def test_every_source_is_served_within_as_many_takes_as_there_are_sources(
 
 
 @given(st.lists(SOURCES, max_size=30), st.integers(1, 10))
-def test_what_is_put_back_comes_out_first_of_its_source_and_needs_no_room(arrivals: list[int], most: int) -> None:
-    """An item that was set aside has waited already, and its caller cannot be told that there is no room."""
+def test_what_is_put_back_stands_last_and_needs_no_room(arrivals: list[int], most: int) -> None:
+    """Its caller cannot be told that there is no room; and those who are blocked must not stand before the rest."""
     queue: FairQueue[Item] = FairQueue(len(arrivals), len(arrivals))
     for number, source in enumerate(arrivals):
         queue.put(source, (source, number))
@@ -98,10 +98,23 @@ def test_what_is_put_back_comes_out_first_of_its_source_and_needs_no_room(arriva
     # The room they left is taken by others meanwhile.
     for number in range(len(back)):
         queue.put(9, (9, number))
-    for item in reversed(back):
-        queue.put_first(item[0], item)
+    for item in back:
+        queue.put_back(item[0], item)
     out: Model = defaultdict(list)
     for item in queue.take(10_000):
         out[item[0]].append(item)
     for source in set(arrivals):
-        assert out[source] == [(source, number) for number, name in enumerate(arrivals) if name == source]
+        rest = [(source, number) for number, name in enumerate(arrivals) if name == source]
+        again = [item for item in back if item[0] == source]
+        assert out[source] == [item for item in rest if item not in again] + again
+
+
+@given(st.lists(SOURCES, max_size=30), st.integers(0, 30))
+def test_what_is_dropped_leaves_from_the_head_of_every_line(arrivals: list[int], limit: int) -> None:
+    queue: FairQueue[Item] = FairQueue(100, 100)
+    for number, source in enumerate(arrivals):
+        queue.put(source, (source, number))
+    dropped = queue.drop(lambda item: item[1] < limit)
+    assert {item[1] for item in dropped} == set(range(min(limit, len(arrivals))))
+    assert len(queue) == len(arrivals) - len(dropped)
+    assert sorted(item[1] for item in queue.take(10_000)) == list(range(min(limit, len(arrivals)), len(arrivals)))

@@ -27,6 +27,8 @@ class Wire:
         self.cut_next: Cut | None = None
         self.down_after_cut = False
         self.is_down = False
+        # Nothing passes, and nobody is told.
+        self.is_frozen = False
         self.cuts = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,6 +60,8 @@ class Wire:
             head = await reader.readexactly(5)
             body = await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
             statement = body.rstrip(b"\0") if head[:1] == b"Q" else b""
+            while self.is_frozen:
+                await asyncio.sleep(0.01)
             cut = self._cut_at(statement)
             if cut is Cut.AFTER_COMMIT:
                 answers.cancel()

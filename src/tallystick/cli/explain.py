@@ -45,7 +45,7 @@ def _show(explanation: Explanation) -> None:
 
 
 async def _explain(tenant: str, name: str) -> list[Explanation]:
-    async with app.running(configuration.load()) as service:
+    async with app.running(configuration.load(), migrating=False) as service:
         owner = await service.tenant(tenant)
         if owner is None:
             message = f"There is no tenant {tenant!r}."

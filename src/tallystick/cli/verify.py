@@ -8,7 +8,7 @@ import msgspec
 from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
-from tallystick.store.migrate import migrate
+from tallystick.store.migrate import require_current
 from tallystick.store.verify import Verdict
 from tallystick.store.verify import verify as check
 
@@ -33,7 +33,7 @@ def verify(as_json: bool) -> None:  # noqa: FBT001 - click passes flags by posit
 async def _verify(*, talk: bool) -> list[Verdict]:
     verdicts = []
     async with app.database_address(configuration.load()) as (dsn, _notes):
-        await migrate(dsn)
+        await require_current(dsn)
         async for verdict in check(dsn):
             verdicts.append(verdict)
             if talk:

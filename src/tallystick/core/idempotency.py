@@ -19,7 +19,7 @@ import msgspec
 
 from tallystick.core.audit import step_digest
 from tallystick.core.ledger import Book, post
-from tallystick.core.operation import Kind, Operation, Reading, differing_fields, transaction_unknown
+from tallystick.core.operation import Kind, Operation, Reading, differing_fields, memo_fault, transaction_unknown
 from tallystick.core.outcome import (
     Committed,
     Duplicate,
@@ -156,13 +156,15 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
     if closes is not None:
         closed.add(closes)
     memo = getattr(claim.operation, "memo", None)
+    if memo_fault(memo) is not None:
+        memo = None
     transaction = Transaction(
         transaction_name(claim.id),
         claim.key,
         kind.name,
         facts.at,
         posted,
-        memo if isinstance(memo, str) else None,
+        memo,
         closes,
     )
     body = encode_transaction(transaction)

@@ -153,7 +153,8 @@ def currency_fault(currency: object) -> Rejected | None:
     )
 
 
-def _memo_fault(memo: object) -> Rejected | None:
+def memo_fault(memo: object) -> Rejected | None:
+    """Refuses what cannot be stored and shown as a memo; None is none."""
     if memo is None or (type(memo) is str and len(memo) <= MAX_MEMO and _storable(memo)):
         return None
     return Rejected(
@@ -180,7 +181,7 @@ def check_movement(source: object, target: object, amount: object, currency: obj
         or currency_fault(currency)
         or account_fault(source)
         or account_fault(target)
-        or _memo_fault(memo)
+        or memo_fault(memo)
     )
     if refusal is None and source == target:
         return Rejected(
@@ -272,6 +273,11 @@ class Post(Operation, frozen=True, tag_field="kind", tag="post"):
     legs: tuple[PostLeg, ...]
     memo: str | None = None
 
+    def __post_init__(self) -> None:
+        """A list could be changed between the check and the posting."""
+        if type(self.legs) is not tuple:
+            msgspec.structs.force_setattr(self, "legs", tuple(self.legs))
+
 
 def _movement(request: type[Operation], debit: str, credit: str, *, outside: str | None = None) -> Kind:
     """A kind that moves one amount between the accounts in two of its fields."""
@@ -325,11 +331,11 @@ def _check_post(operation: Post) -> Rejected | None:
         )
         if refusal is not None:
             return refusal
-    return _memo_fault(operation.memo)
+    return memo_fault(operation.memo)
 
 
 def _check_release(operation: Release) -> Rejected | None:
-    refusal = _check_name(operation.hold, "hold") or _memo_fault(operation.memo)
+    refusal = _check_name(operation.hold, "hold") or memo_fault(operation.memo)
     if refusal is None and operation.to is not None:
         refusal = account_fault(operation.to)
     if refusal is None and operation.amount_micros is not None:
@@ -403,7 +409,7 @@ BUILT_IN: tuple[Kind, ...] = (
             entry.account for entry in getattr(transactions.get(operation.transaction), "entries", ())
         ],
         decide=_decide_refund,
-        check=lambda operation: _check_name(operation.transaction, "transaction") or _memo_fault(operation.memo),
+        check=lambda operation: _check_name(operation.transaction, "transaction") or memo_fault(operation.memo),
         names=lambda operation: (operation.transaction,),
         closes=lambda operation: operation.transaction,
     ),

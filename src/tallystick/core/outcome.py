@@ -7,6 +7,7 @@
 Everything else is an exception: the caller cannot be told what happened (`errors`).
 """
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -49,17 +50,14 @@ def transaction_name(operation_id: bytes) -> str:
     return "tx_" + operation_id.hex()
 
 
-_NAME_LENGTH = len("tx_") + 32
+# One spelling only: two names for one transaction would be two keys in every set of names.
+_NAME = re.compile(r"tx_([0-9a-f]{32})")
 
 
 def transaction_id(name: str) -> bytes | None:
     """The 16-byte id behind a written one; None when it is not one of ours."""
-    if len(name) != _NAME_LENGTH or not name.startswith("tx_"):
-        return None
-    try:
-        return bytes.fromhex(name[3:])
-    except ValueError:
-        return None
+    found = _NAME.fullmatch(name)
+    return None if found is None else bytes.fromhex(found[1])
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

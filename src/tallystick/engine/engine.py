@@ -5,7 +5,8 @@ processes meet at the primary key of the operation.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from functools import partial
 from typing import Self
 
 from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, replay
@@ -89,31 +90,31 @@ class Engine:
         Each is on its own: one that fails does not touch the others, and its exception is its answer.
         """
         answers: list[Outcome | TallystickError | None] = []
-        waits: list[tuple[int, _Leader]] = []
+        leaders: list[tuple[int, _Leader]] = []
         follows: list[tuple[int, asyncio.Task[Outcome]]] = []
-        for operation, key in operations:
-            position = len(answers)
-            answers.append(None)
-            try:
-                claim = self.claim(tenant, operation, key)
-                if isinstance(claim, Rejected):
-                    answers[position] = claim
-                elif (leader := self._leaders.get(claim.id)) is not None:
-                    follows.append((position, asyncio.create_task(self._follow(claim, leader))))
-                else:
-                    waits.append((position, self._lead(claim)))
-            except TallystickError as error:
-                answers[position] = error
-        for position, leader in waits:
-            try:
-                answers[position] = await self._answer(leader)
-            except TallystickError as error:
-                answers[position] = error
-        for position, task in follows:
-            try:
-                answers[position] = await task
-            except TallystickError as error:
-                answers[position] = error
+        try:
+            for operation, key in list(operations):
+                position = len(answers)
+                answers.append(None)
+                try:
+                    claim = self.claim(tenant, operation, key)
+                    if isinstance(claim, Rejected):
+                        answers[position] = claim
+                    elif (leader := self._leaders.get(claim.id)) is not None:
+                        follows.append((position, asyncio.create_task(self._follow(claim, leader))))
+                    else:
+                        leaders.append((position, self._lead(claim)))
+                except TallystickError as error:
+                    answers[position] = error
+            for position, leader in leaders:
+                answers[position] = await _or_error(self._answer(leader))
+            for position, task in follows:
+                answers[position] = await _or_error(task)
+        finally:
+            for _, leader in leaders:
+                leader.future.add_done_callback(partial(self._dismiss_done, leader))
+            for _, task in follows:
+                task.cancel()
         return [answer for answer in answers if answer is not None]
 
     def claim(self, tenant: Tenant, operation: Operation, idempotency_key: str) -> Claim | Rejected:
@@ -135,6 +136,7 @@ class Engine:
             request = self._kinds.request(operation)
             number = tenant.number
             accounts = tuple([(number, name) for name in kind.locks(operation, {})])
+            hash(accounts)
         except Exception as cause:
             raise Faulted(kind.name) from cause
         id_ = operation_id(tenant.name, idempotency_key)
@@ -160,6 +162,9 @@ class Engine:
         if self._leaders.get(leader.claim.id) is leader:
             del self._leaders[leader.claim.id]
 
+    def _dismiss_done(self, leader: _Leader, _future: object) -> None:
+        self._dismiss(leader)
+
     async def _follow(self, claim: Claim, leader: _Leader) -> Outcome:
         """Wait for the twin. It committed: replay it. It did not: the key is free, and it is our turn."""
         deadline = asyncio.get_running_loop().time() + self._limits.wait_seconds
@@ -177,6 +182,13 @@ class Engine:
             self._dismiss(current)
             current = self._leaders.get(claim.id)
         return await self._answer(self._lead(claim))
+
+
+async def _or_error(answer: Awaitable[Outcome]) -> Outcome | TallystickError:
+    try:
+        return await answer
+    except TallystickError as error:
+        return error
 
 
 def _accounts_of(claim: Claim) -> tuple[tuple[int, str], ...]:

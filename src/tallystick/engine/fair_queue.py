@@ -37,10 +37,23 @@ class FairQueue(Generic[T]):
         self._size += 1
         return True
 
-    def put_first(self, source: Hashable, item: T) -> None:
-        """Put back an item that was taken before. It had its room already, so the bounds do not apply."""
-        self._line(source).appendleft(item)
+    def put_back(self, source: Hashable, item: T) -> None:
+        """To the end, an item that was taken before. It had its room already, so the bounds do not apply."""
+        self._line(source).append(item)
         self._size += 1
+
+    def drop(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Take out of the head of every line what is no longer wanted there."""
+        dropped: list[T] = []
+        for source in list(self._turns):
+            line = self._sources[source]
+            while line and unwanted(line[0]):
+                dropped.append(line.popleft())
+            if not line:
+                del self._sources[source]
+                self._turns.remove(source)
+        self._size -= len(dropped)
+        return dropped
 
     def take(self, most: int, *, admits: Callable[[T], bool] | None = None) -> list[T]:
         """Up to `most` items, the sources in turn. Those `admits` refuses keep their place."""

@@ -95,7 +95,7 @@ class GroupCommit(Generic[I, A]):
         self._limits = limits
         self._queue: FairQueue[_Waiting[I, A]] = FairQueue(limits.queue, limits.queue_per_source)
         self._arrived = asyncio.Event()
-        self._lanes: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         # Set aside, and not yet back in the queue.
         self._resting: set[_Waiting[I, A]] = set()
         self._unanswered = 0
@@ -120,11 +120,13 @@ class GroupCommit(Generic[I, A]):
             await asyncio.wait_for(self._idle.wait(), self._limits.drain_seconds)
         except TimeoutError:
             log.warning("drain_timeout", waiting=len(self._queue))
-        for lane in self._lanes:
-            lane.cancel()
-        await asyncio.gather(*self._lanes, return_exceptions=True)
-        for waiting in (*self._queue.take(len(self._queue)), *self._resting):
-            self._fail(waiting, Busy(self._limits.retry_after_seconds))
+        finally:
+            # Also when leaving is itself cancelled: no lane may go on behind our back.
+            for task in self._tasks:
+                task.cancel()
+            for waiting in (*self._queue.take(len(self._queue)), *self._resting):
+                self._fail(waiting, Busy(self._limits.retry_after_seconds))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def waiting(self) -> int:
@@ -138,13 +140,15 @@ class GroupCommit(Generic[I, A]):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[A] = loop.create_future()
+        # Whatever can fail about a footprint fails here, before the item is anywhere.
         footprint = self._footprint(item)
+        meets_nothing = self._busy.isdisjoint(footprint)
         waiting = _Waiting(item, source, footprint, future, loop.time())
         if self._closing or not self._queue.put(source, waiting):
             raise Busy(self._limits.retry_after_seconds)
         self._unanswered += 1
         self._idle.clear()
-        if self._busy.isdisjoint(footprint):
+        if meets_nothing:
             self._arrived.set()
         return future
 
@@ -170,6 +174,20 @@ class GroupCommit(Generic[I, A]):
                 self._busy -= locks
                 self._arrived.set()
 
+    async def _sweep(self) -> None:
+        """Tell those who wait too long, also when no lane is free to look at them."""
+        while True:
+            await asyncio.sleep(self._limits.sweep_seconds)
+            for waiting in self._queue.drop(self._is_overdue):
+                self._tell_overdue(waiting)
+
+    def _is_overdue(self, waiting: _Waiting[I, A]) -> bool:
+        return asyncio.get_running_loop().time() - waiting.asked_at > self._limits.wait_seconds
+
+    def _tell_overdue(self, waiting: _Waiting[I, A]) -> None:
+        limits = self._limits
+        self._fail(waiting, InFlight(limits.wait_seconds) if waiting.blocked else Busy(limits.retry_after_seconds))
+
     def _take(self) -> list[_Waiting[I, A]]:
         if not self._queue:
             return []
@@ -184,12 +202,14 @@ class GroupCommit(Generic[I, A]):
     async def _settle(self, batch: list[_Waiting[I, A]]) -> None:
         """Answer every item of the batch, one way or another."""
         outage = _Outage(self._limits, asyncio.get_running_loop().time())
+        rounds = 0
         while batch := self._still_wanted(batch):
             patient = self._patient
             try:
                 answers = await self._work.commit([waiting.item for waiting in batch], patient=patient)
             except Contended as contended:
-                if self._step_around(batch, contended, patient=patient):
+                rounds += 1
+                if self._step_around(batch, contended, patient=patient) and rounds < self._limits.contended_rounds:
                     continue
                 await self._divide(batch)
                 return
@@ -233,17 +253,12 @@ class GroupCommit(Generic[I, A]):
 
     def _still_wanted(self, batch: list[_Waiting[I, A]]) -> list[_Waiting[I, A]]:
         """Without those whose caller has gone, or has waited as long as we let anybody wait."""
-        now = asyncio.get_running_loop().time()
         wanted = []
         for waiting in batch:
             if waiting.future.done():
                 self._settled(waiting)
-            elif now - waiting.asked_at > self._limits.wait_seconds:
-                limits = self._limits
-                self._fail(
-                    waiting,
-                    InFlight(limits.wait_seconds) if waiting.blocked else Busy(limits.retry_after_seconds),
-                )
+            elif self._is_overdue(waiting):
+                self._tell_overdue(waiting)
             else:
                 wanted.append(waiting)
         return wanted
@@ -273,8 +288,9 @@ class GroupCommit(Generic[I, A]):
 
     def _put_back(self, blocked: list[_Waiting[I, A]]) -> None:
         self._resting.difference_update(blocked)
-        for waiting in reversed(self._still_wanted(blocked)):
-            self._queue.put_first(waiting.source, waiting)
+        # To the end of the line: thousands that wait for one account must not stand before everybody else.
+        for waiting in self._still_wanted(blocked):
+            self._queue.put_back(waiting.source, waiting)
         self._arrived.set()
 
     def _fail(self, waiting: _Waiting[I, A], error: Exception) -> None:

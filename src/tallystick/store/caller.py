@@ -4,9 +4,13 @@ The caller commits or rolls back. Until then he holds the accounts and, by an ad
 around both (`try_keys`), so a slow caller delays only those who need the same money.
 """
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 import asyncpg
 
-from tallystick.core.idempotency import Claim
+from tallystick.core.idempotency import Claim, Tenant
 from tallystick.core.outcome import Committed, Outcome
 from tallystick.engine.batch import run
 from tallystick.engine.engine import outcome
@@ -15,9 +19,14 @@ from tallystick.errors import CallerTransaction, InFlight, require
 from tallystick.settings import LIMITS
 from tallystick.store.operation import PostgresTransaction
 
-_AGE = "SELECT extract(epoch FROM clock_timestamp() - now())"
+_SITUATION = """
+SELECT extract(epoch FROM clock_timestamp() - now())::float8, row_security_active('tally.account'),
+       (SELECT name FROM tally.tenant WHERE tenant_id = $1),
+       (SELECT setting::integer FROM pg_settings WHERE name = 'lock_timeout'),
+       current_setting('server_version_num')::integer
+"""
 _UNDO = "ROLLBACK TO SAVEPOINT tally_submit; RELEASE SAVEPOINT tally_submit"
-_TRANSACTION_TIMEOUT_SINCE = 17
+_TRANSACTION_TIMEOUT_SINCE = 170_000
 
 
 async def submit(connection: asyncpg.Connection, claim: Claim) -> Outcome:
@@ -25,36 +34,70 @@ async def submit(connection: asyncpg.Connection, claim: Claim) -> Outcome:
     if not connection.is_in_transaction():
         message = "submit(connection=...) needs an open transaction: use `async with connection.transaction():`."
         raise CallerTransaction(message)
-    await _bound_age(connection)
+    await _look_at(connection, claim.tenant)
     # A savepoint: what fails here must not take the caller's own rows with it.
     await connection.execute("SAVEPOINT tally_submit")
     try:
         transaction = PostgresTransaction(connection)
         await transaction.hold(claim)
         (answer,) = await run(transaction, [claim], patient=True)
-    except (asyncpg.LockNotAvailableError, asyncpg.UniqueViolationError) as error:
-        await connection.execute(_UNDO)
-        raise InFlight(LIMITS.lock_wait_seconds) from error
-    except asyncpg.PostgresError:
-        await connection.execute(_UNDO)
+    except BaseException as error:
+        await _undo(connection)
+        if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.UniqueViolationError):
+            raise InFlight(LIMITS.lock_wait_seconds) from error
         raise
-    # What wrote nothing holds nothing: the account and the key are free for others again.
-    await connection.execute("RELEASE SAVEPOINT tally_submit" if isinstance(answer, Committed) else _UNDO)
+    # What wrote nothing holds nothing: the account and the key are free for others again. This is finished even
+    # when the caller gives up meanwhile: the operation is then whole, in his transaction and under its key.
+    ending = "RELEASE SAVEPOINT tally_submit" if isinstance(answer, Committed) else _UNDO
+    await _whatever_happens(connection.execute(ending))
     require(not isinstance(answer, SetAside), "a patient run set an item aside")
     return outcome(answer)  # type: ignore[arg-type]
 
 
-async def _bound_age(connection: asyncpg.Connection) -> None:
+async def _whatever_happens(ending: Coroutine[Any, Any, str]) -> None:
+    task = asyncio.ensure_future(ending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _undo(connection: asyncpg.Connection) -> None:
+    """Half an operation must never be committed with the caller's rows, however it was cut off."""
+    try:
+        await connection.execute(_UNDO)
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+async def _look_at(connection: asyncpg.Connection, tenant: Tenant) -> None:
+    """Refuse a transaction that is too old, that cannot see the tables, or that is in another database."""
+    try:
+        row = await connection.fetchrow(_SITUATION, tenant.number)
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.InsufficientPrivilegeError) as error:
+        message = f"This connection does not reach the ledger's tables: {error}. Nothing was recorded."
+        raise CallerTransaction(message) from error
+    require(row is not None, "one row of facts was asked for")
+    age, is_blind, name, lock_timeout, server = row  # type: ignore[misc]
     limit = LIMITS.caller_transaction_seconds
-    if await connection.fetchval(_AGE) > limit:
+    if age > limit:
         message = (
             f"The caller's transaction is older than {limit:g} s. Nothing was recorded. Roll it back and begin a "
             f"new one: an old transaction holds money that others wait for."
         )
         raise CallerTransaction(message)
+    if is_blind or name != tenant.name:
+        message = (
+            "This connection is not the ledger's: another database, or a role that row-level security blinds. "
+            "Nothing was recorded. Connect to the same database as the owner of the schema tally."
+        )
+        raise CallerTransaction(message)
+    ours = int(LIMITS.lock_wait_seconds * 1000)
     milliseconds = int(limit * 1000)
-    settings = f"SET LOCAL lock_timeout = {int(LIMITS.lock_wait_seconds * 1000)}"
+    settings = f"SET LOCAL lock_timeout = {min(ours, lock_timeout or ours)}"
     settings += f"; SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
-    if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_SINCE:
+    if server >= _TRANSACTION_TIMEOUT_SINCE:
         settings += f"; SET LOCAL transaction_timeout = {milliseconds}"
     await connection.execute(settings)

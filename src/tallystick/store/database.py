@@ -42,6 +42,11 @@ CONTENDED = (
 
 _OLDEST_SERVER = 15
 
+# A server that loses what it acknowledged makes every promise of the engine void.
+_CARELESS = (
+    "SELECT string_agg(name, ' and ') FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
+)
+
 
 def _session(limits: Limits) -> dict[str, str]:
     # Planned once per connection. Tables grow from nothing to millions of rows under a cached plan: without
@@ -84,9 +89,14 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection outside any transaction. Raises Lost when there is none to be had."""
         async with self._slots:
-            connection = self._kept() or await self._open()
+            connection = self._kept() or await self._another()
             try:
                 yield connection
+            except BaseException as error:
+                # A statement may have been cut off in flight: what the connection says of itself is then old.
+                if isinstance(error, GONE) or not isinstance(error, Exception):
+                    connection.terminate()
+                raise
             finally:
                 # Left inside a transaction only when something broke: such a connection is not worth saving.
                 if connection.is_closed() or connection.is_in_transaction():
@@ -102,15 +112,31 @@ class Database:
                 return connection
         return None
 
-    async def _open(self) -> Connection:
+    async def _another(self) -> Connection:
         try:
-            connection = await asyncpg.connect(
-                self._dsn, timeout=self._limits.connect_seconds, server_settings=self._session
-            )
-        except GONE as error:
+            return await self.open()
+        except (*GONE, asyncpg.PostgresError) as error:
             raise Lost(_plain(error), commit_sent=False) from error
-        _bound_silence(connection, self._limits)
+
+    async def open(self) -> Connection:
+        """One more connection, with the session as the engine needs it."""
+        connection = await asyncpg.connect(
+            self._dsn, timeout=self._limits.connect_seconds, server_settings=self._session
+        )
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                # Committed means durable. A stronger setting (remote_apply) stays as it is.
+                if await connection.fetchval("SHOW synchronous_commit") == "off":
+                    await connection.execute("SET synchronous_commit = on")
+            _bound_silence(connection, self._limits)
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
+
+    def keep(self, connection: Connection) -> None:
+        """Have an open connection used before another is opened."""
+        self._idle.append(connection)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
@@ -118,17 +144,24 @@ class Database:
         commit_sent = False
         async with self.connection() as connection:
             try:
-                await connection.execute("BEGIN")
-                yield connection
-                commit_sent = True
-                await connection.execute("COMMIT")
+                # One timer for all of it: neither a stuck server process nor a vanished one may hold the callers.
+                async with asyncio.timeout(self._limits.transaction_seconds):
+                    await connection.execute("BEGIN")
+                    yield connection
+                    commit_sent = True
+                    await connection.execute("COMMIT")
             except GONE as error:
                 connection.terminate()
                 raise Lost(_plain(error), commit_sent=commit_sent) from error
-            except CONTENDED as error:
+            except asyncpg.PostgresError as error:
                 await _roll_back(connection)
-                raise Contended(str(error), held=isinstance(error, asyncpg.LockNotAvailableError)) from error
-            except BaseException:
+                if commit_sent:
+                    raise Lost(_plain(error), commit_sent=True) from error
+                if isinstance(error, CONTENDED):
+                    held = isinstance(error, asyncpg.LockNotAvailableError)
+                    raise Contended(str(error), held=held) from error
+                raise
+            except Exception:
                 await _roll_back(connection)
                 raise
 
@@ -161,11 +194,17 @@ async def connect(dsn: str, *, connections: int, limits: Limits = LIMITS) -> Dat
     """Open the first connection, or say in plain words why that is not possible."""
     database = Database(dsn, connections, limits)
     with reachable():
-        async with database.connection() as connection:
-            version = connection.get_server_version()
+        connection = await database.open()
+        version = connection.get_server_version()
+        careless = await connection.fetchval(_CARELESS)
+    database.keep(connection)
     if version.major < _OLDEST_SERVER:
         await database.close()
         message = f"PostgreSQL {_OLDEST_SERVER} or newer is needed; the server is {version.major}.{version.minor}."
+        raise Misconfigured(message)
+    if careless:
+        await database.close()
+        message = f"The server runs with {careless} off: what it calls committed can be lost. Turn it on."
         raise Misconfigured(message)
     return database
 
@@ -178,19 +217,16 @@ def reachable() -> Iterator[None]:
     except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError) as error:
         message = f"TALLY_DATABASE_URL: the server refused the connection: {error}"
         raise Misconfigured(message) from error
-    except (ValueError, asyncpg.ClientConfigurationError) as error:
-        message = f"TALLY_DATABASE_URL is not a PostgreSQL address: {error}"
-        raise Misconfigured(message) from error
+    except (ValueError, asyncpg.ClientConfigurationError):
+        # Not in the parser's words: they may repeat a part of the password.
+        message = "TALLY_DATABASE_URL is not an address like postgresql://user:password@host:port/database"
+        raise Misconfigured(message) from None
     except (Lost, *GONE) as error:
         raise Unreachable(_plain(error)) from error
 
 
 def _bound_silence(connection: Connection, limits: Limits) -> None:
-    """Let the kernel end a connection whose server vanished without a word.
-
-    A timer of the event loop would do the same, but while one is pending every wait of the loop arms a timer in
-    the kernel: measured on a virtual machine, a fifth of a lone caller's latency.
-    """
+    """Let the kernel end an idle connection whose server vanished without a word."""
     transport: asyncio.BaseTransport = connection._transport  # type: ignore[attr-defined]  # noqa: SLF001 - not public
     wire = transport.get_extra_info("socket")
     if wire is None or wire.family not in (socket.AF_INET, socket.AF_INET6):

@@ -10,12 +10,14 @@ from importlib import resources
 
 import asyncpg
 
-from tallystick.errors import SchemaMismatch
+from tallystick.errors import SchemaMismatch, Unreachable
 from tallystick.settings import LIMITS
 from tallystick.store.database import reachable
 
 # Any two numbers that nobody else uses for an advisory lock in this database.
 _LOCK = (0x7A11, 0x57CC)
+# A migration of a large table may take a while; longer than this, somebody should look.
+_LOCK_SECONDS = 60
 
 _TABLE = """
 CREATE SCHEMA IF NOT EXISTS tally;
@@ -58,10 +60,30 @@ async def migrate(dsn: str) -> list[Migration]:
         connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
     try:
         # A session lock, not one per transaction: each migration commits on its own.
-        await connection.execute("SELECT pg_advisory_lock($1, $2)", *_LOCK)
+        await connection.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+        try:
+            await connection.execute("SELECT pg_advisory_lock($1, $2)", *_LOCK)
+        except asyncpg.LockNotAvailableError as error:
+            message = f"another process holds the migration lock for more than {_LOCK_SECONDS} s"
+            raise Unreachable(message) from error
         return await _apply(connection, migrations())
     finally:
         await connection.close(timeout=LIMITS.close_seconds)
+
+
+async def require_current(dsn: str) -> None:
+    """Raise SchemaMismatch unless the database has exactly this code's schema. Changes nothing."""
+    with reachable():
+        connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
+    try:
+        rows = await connection.fetch("SELECT number, digest FROM tally.migration ORDER BY number")
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        rows = []
+    finally:
+        await connection.close(timeout=LIMITS.close_seconds)
+    if [tuple(row) for row in rows] != [(migration.number, migration.digest) for migration in migrations()]:
+        message = "The database does not have this version's schema. Nothing was changed. Run `tally migrate` first."
+        raise SchemaMismatch(message)
 
 
 async def _apply(connection: asyncpg.Connection, wanted: list[Migration]) -> list[Migration]:

@@ -62,12 +62,13 @@ class PostgresTransaction:
         tenants, ids = _literal([tenant for tenant, _ in wanted]), _lines([name for _, name in wanted])
         statement = "lock_accounts" if patient else "lock_free_accounts"
         rows = await self._connection.fetch(_SQL[statement], tenants, ids)
-        at = datetime.min.replace(tzinfo=UTC)
+        at = clock = datetime.min.replace(tzinfo=UTC)
         books: dict[int, Book] = {}
         limited = []
         for tenant, number, name, currency, floor, balance, entries, is_limited, posted_at, locked_at in rows:
             # Within an account time never goes back, also when the server's clock does.
-            at = max(at, locked_at, posted_at)
+            clock = max(clock, locked_at)
+            at = max(at, clock, posted_at)
             if tenant not in books:
                 books[tenant], self._numbers[tenant] = {}, {}
             self._numbers[tenant][name] = number
@@ -75,17 +76,18 @@ class PostgresTransaction:
             if is_limited:
                 limited.append((tenant, number, name))
         if limited:
-            await self._add_limits(books, limited, at)
+            # By the clock, not by `at`: an account with entries from the future must not move others' windows.
+            await self._add_limits(books, limited, clock)
         blocked = frozenset[tuple[int, str]]()
         if not patient and len(rows) < len(wanted):
             existing = await self._connection.fetch(_SQL["existing_accounts"], tenants, ids)
             blocked = frozenset((tenant, name) for tenant, name in existing if name not in books.get(tenant, {}))
         return Locked(books, at, blocked)
 
-    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime) -> None:
+    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], clock: datetime) -> None:
         names = {(tenant, number): name for tenant, number, name in limited}
         rows = await self._connection.fetch(
-            _SQL["velocity"], [tenant for tenant, _ in names], [number for _, number in names], at
+            _SQL["velocity"], [tenant for tenant, _ in names], [number for _, number in names], clock
         )
         limits: dict[tuple[int, int], list[Limit]] = {}
         for tenant, number, window, max_count, max_sum, count, micros in rows:
@@ -117,7 +119,6 @@ class PostgresTransaction:
             await self._record_by_statement(records, at)
         else:
             await self._record_by_copy(records, at)
-        await self._close([record for record in records if record.closes is not None])
 
     async def _record_by_statement(self, records: Sequence[Record], at: datetime) -> None:
         """One round trip, for the lone caller who waits for it."""
@@ -136,6 +137,7 @@ class PostgresTransaction:
             [UUID(id_) for _, id_, _ in lines],
             [entry.amount_micros for _, _, entry in lines],
             [entry.balance_micros for _, _, entry in lines],
+            *_closings(records),
         )
 
     async def _record_by_copy(self, records: Sequence[Record], at: datetime) -> None:
@@ -153,22 +155,13 @@ class PostgresTransaction:
 
         await self._copy("operation", copying.OPERATION_COLUMNS, operations())
         await self._copy("entry", copying.ENTRY_COLUMNS, packed())
+        closings = _closings(records)
+        if closings[0]:
+            await self._connection.execute(_SQL["close"], *closings)
 
     async def _copy(self, table: str, columns: Sequence[str], rows: AsyncIterator[bytes]) -> None:
         # A stream, because asyncpg would read a file in a thread.
         await self._connection.copy_to_table(table, schema_name="tally", columns=columns, source=rows, format="binary")
-
-    async def _close(self, records: Sequence[Record]) -> None:
-        if not records:
-            return
-        closed = [id_ for record in records if (id_ := transaction_id(record.closes or "")) is not None]
-        require(len(closed) == len(records), "a record closes something that has no id")
-        await self._connection.execute(
-            _SQL["close"],
-            [record.claim.tenant.number for record in records],
-            [UUID(id_) for id_ in closed],
-            [UUID(record.claim.id) for record in records],
-        )
 
     async def unclaim(self, claims: Sequence[Claim]) -> None:
         """See the port: nothing was written, so there is nothing to take back."""
@@ -178,6 +171,14 @@ def _columns(names: Collection[Name]) -> tuple[str, str]:
     """Numbers and ids as array literals: asyncpg takes several times longer to encode an array of them."""
     tenants, ids = _literal([tenant for tenant, _ in names]), ",".join([id_.hex() for _, id_ in names])
     return tenants, "{" + ids + "}"
+
+
+def _closings(records: Sequence[Record]) -> tuple[list[int], list[UUID], list[UUID]]:
+    """What these records release or refund: tenants, closed operations, closing operations."""
+    closing = [record for record in records if record.closes is not None]
+    closed = [UUID(id_) for record in closing if (id_ := transaction_id(record.closes or "")) is not None]
+    require(len(closed) == len(closing), "a record closes something that has no id")
+    return [record.claim.tenant.number for record in closing], closed, [UUID(record.claim.id) for record in closing]
 
 
 def _literal(numbers: list[int]) -> str:

@@ -67,6 +67,10 @@ WITH operation AS (
     SELECT tenant_id, id, key, request, body, $6
       FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[])
            AS fresh (tenant_id, id, key, request, body)
+), closing AS (
+    -- The primary key refuses a second release or refund, whatever the code above thought.
+    INSERT INTO tally.closing (tenant_id, closed_id, operation_id)
+    SELECT * FROM unnest($13::integer[], $14::uuid[], $15::uuid[])
 )
 INSERT INTO tally.entry (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at)
 SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_micros, $6
@@ -74,6 +78,5 @@ SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_m
        AS fresh (tenant_id, account_number, number, operation_id, amount_micros, balance_micros);
 
 -- name: close
--- The primary key refuses a second release or refund, whatever the code above thought.
 INSERT INTO tally.closing (tenant_id, closed_id, operation_id)
 SELECT * FROM unnest($1::integer[], $2::uuid[], $3::uuid[]);

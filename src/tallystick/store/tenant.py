@@ -8,10 +8,11 @@ import secrets
 from datetime import datetime
 from typing import cast
 
+import asyncpg
 import msgspec
 
 from tallystick.core.idempotency import Tenant
-from tallystick.errors import require
+from tallystick.errors import Misconfigured, require
 from tallystick.store.database import Database
 
 ROLES = ("admin", "operator", "approver", "viewer", "auditor")
@@ -65,15 +66,19 @@ async def ensure_tenant(database: Database, name: str) -> Tenant:
 async def add_key(database: Database, tenant: Tenant, role: str, key: str) -> str:
     """Store a key's digest; returns the prefix by which it is known. Adding the same key again changes nothing."""
     prefix = key[:_PREFIX_LENGTH]
-    async with database.owning() as connection:
-        await connection.execute(
-            "INSERT INTO tally.api_key (tenant_id, prefix, digest, role) VALUES ($1, $2, $3, $4) "
-            "ON CONFLICT DO NOTHING",
-            tenant.number,
-            prefix,
-            _digest(key),
-            role,
-        )
+    try:
+        async with database.owning() as connection:
+            await connection.execute(
+                "INSERT INTO tally.api_key (tenant_id, prefix, digest, role) VALUES ($1, $2, $3, $4) "
+                "ON CONFLICT (digest) DO NOTHING",
+                tenant.number,
+                prefix,
+                _digest(key),
+                role,
+            )
+    except asyncpg.UniqueViolationError as error:
+        message = f"Another key of tenant {tenant.name} begins with {prefix!r}. Choose one that begins differently."
+        raise Misconfigured(message) from error
     return prefix
 
 

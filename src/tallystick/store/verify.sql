@@ -25,13 +25,14 @@ WITH chained AS (
       FROM tally.entry
     WINDOW account_order AS (PARTITION BY tenant_id, account_number ORDER BY number)
 ), summed AS (
-    SELECT tenant_id, account_number, sum(amount_micros) AS total, count(*) AS entries,
+    SELECT tenant_id, account_number, sum(amount_micros) AS total, count(*) AS entries, max(at) AS last_at,
            count(*) FILTER (WHERE before + amount_micros <> balance_micros OR number_before + 1 <> number
                                OR at < at_before) AS jumps
       FROM chained GROUP BY tenant_id, account_number
 )
 SELECT count(*) FILTER (WHERE a.number IS NULL OR coalesce(s.jumps, 0) <> 0 OR a.entries <> coalesce(s.entries, 0)
-                           OR a.balance_micros <> coalesce(s.total, 0)) AS broken,
+                           OR a.balance_micros <> coalesce(s.total, 0)
+                           OR a.posted_at <> coalesce(s.last_at, 'epoch')) AS broken,
        count(*) AS checked
   FROM tally.account a
   FULL JOIN summed s ON s.tenant_id = a.tenant_id AND s.account_number = a.number;
@@ -40,46 +41,111 @@ SELECT count(*) FILTER (WHERE a.number IS NULL OR coalesce(s.jumps, 0) <> 0 OR a
 -- An operation's id is the digest of its tenant and key; no key has two; and the entries in the books are those
 -- in the answer that is replayed.
 WITH answered AS (
-    SELECT o.tenant_id, o.id, e.account, e.amount_micros, e.balance_micros, e.number
+    SELECT o.tenant_id, o.id, e.account, e.currency, e.amount_micros, e.balance_micros, e.number,
+           (body.value ->> 'at')::timestamptz AS at
       FROM tally.operation o
-     CROSS JOIN LATERAL jsonb_to_recordset(convert_from(o.body, 'UTF8')::jsonb -> 'entries')
-           AS e (account text, amount_micros bigint, balance_micros bigint, number bigint)
+     CROSS JOIN LATERAL (SELECT convert_from(o.body, 'UTF8')::jsonb AS value) AS body
+     CROSS JOIN LATERAL jsonb_to_recordset(body.value -> 'entries')
+           AS e (account text, currency text, amount_micros bigint, balance_micros bigint, number bigint)
 ), booked AS (
-    SELECT e.tenant_id, e.operation_id AS id, a.id AS account, e.amount_micros, e.balance_micros, e.number
+    SELECT e.tenant_id, e.operation_id AS id, a.id AS account, a.currency, e.amount_micros, e.balance_micros,
+           e.number, e.at
       FROM tally.entry e JOIN tally.account a ON a.tenant_id = e.tenant_id AND a.number = e.account_number
 )
-SELECT (SELECT count(*) FROM tally.operation o JOIN tally.tenant t USING (tenant_id)
-         WHERE o.id <> encode(substring(sha256(convert_to(
+SELECT (SELECT count(*) FROM tally.operation o LEFT JOIN tally.tenant t USING (tenant_id)
+         WHERE t.name IS NULL OR o.id <> encode(substring(sha256(convert_to(
                    '{version}:' || length(t.name) || ':' || t.name || ':' || length(o.key) || ':' || o.key, 'UTF8'))
                FROM 1 FOR 16), 'hex')::uuid)
      + (SELECT count(*) FROM (SELECT 1 FROM tally.operation GROUP BY tenant_id, key HAVING count(*) > 1) AS twice)
+     + (SELECT count(*) FROM tally.operation o
+         WHERE o.at <> (convert_from(o.body, 'UTF8')::jsonb ->> 'at')::timestamptz
+            OR jsonb_array_length(convert_from(o.body, 'UTF8')::jsonb -> 'entries') < 2)
      + (SELECT count(*) FROM (SELECT * FROM answered EXCEPT ALL SELECT * FROM booked) AS not_booked)
      + (SELECT count(*) FROM (SELECT * FROM booked EXCEPT ALL SELECT * FROM answered) AS not_answered) AS broken,
        (SELECT count(*) FROM tally.operation) AS checked;
 
+-- name: closings
+-- Every release and refund has closed what it names, once, and nothing is closed without one.
+WITH named AS (
+    SELECT o.tenant_id, replace(body.value ->> 'closes', 'tx_', '')::uuid AS closed_id, o.id AS operation_id,
+           body.value ->> 'kind' AS kind
+      FROM tally.operation o
+     CROSS JOIN LATERAL (SELECT convert_from(o.body, 'UTF8')::jsonb AS value) AS body
+     WHERE body.value ? 'closes' OR body.value ->> 'kind' IN ('release', 'refund')
+)
+SELECT (SELECT count(*) FROM named WHERE closed_id IS NULL)
+     + (SELECT count(*) FROM (SELECT tenant_id, closed_id, operation_id FROM named WHERE closed_id IS NOT NULL
+                              EXCEPT ALL SELECT tenant_id, closed_id, operation_id FROM tally.closing) AS not_closed)
+     + (SELECT count(*) FROM (SELECT tenant_id, closed_id, operation_id FROM tally.closing
+                              EXCEPT ALL SELECT tenant_id, closed_id, operation_id FROM named) AS not_named) AS broken,
+       (SELECT count(*) FROM named) AS checked;
+
+-- name: accounts
+-- Floor, currency and limits of every account are those of its last step in the journal.
+WITH step AS (
+    SELECT DISTINCT ON (j.tenant_id, body.value ->> 'account')
+           j.tenant_id, body.value ->> 'account' AS id, body.value
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject = 'account'
+     ORDER BY j.tenant_id, body.value ->> 'account', j.number DESC
+), limits AS (
+    SELECT tenant_id, account_number,
+           jsonb_agg(jsonb_build_object('window_seconds', window_seconds, 'max_count', max_count,
+                                        'max_sum_micros', max_sum_micros) ORDER BY window_seconds) AS value
+      FROM tally.velocity_limit GROUP BY tenant_id, account_number
+)
+SELECT count(*) FILTER (WHERE s.value IS NOT NULL AND (
+           s.value ->> 'currency' <> a.currency
+        OR (s.value ->> 'floor_micros')::bigint IS DISTINCT FROM a.floor_micros
+        OR a.limited <> (l.value IS NOT NULL)
+        OR coalesce(l.value, '[]') <> (SELECT coalesce(jsonb_agg(e ORDER BY (e ->> 'window_seconds')::bigint), '[]')
+                                         FROM jsonb_array_elements(s.value -> 'limits') AS e))) AS broken,
+       count(*) AS checked
+  FROM tally.account a
+  LEFT JOIN step s USING (tenant_id, id)
+  LEFT JOIN limits l ON l.tenant_id = a.tenant_id AND l.account_number = a.number;
+
+-- name: guards
+-- The triggers that hold these rules are there and on, and so is row-level security.
+SELECT (SELECT count(*) FROM unnest(ARRAY[
+            'operation.operation_recorded', 'operation.append_only', 'closing.append_only', 'entry.entry_posted',
+            'entry.append_only', 'journal.append_only', 'journal.names_own_operation', 'outbox.names_own_operation',
+            'account.kept', 'account.identity', 'account.balance', 'account.balance_at_birth']) AS wanted (name)
+         WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+                            WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
+     + (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
+         WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity) AS broken,
+       12 AS checked;
+
 -- name: journal
--- Every operation is in the journal once, under the digest that its stored bytes give, and once in the outbox.
+-- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
+-- the digest of its own body.
 WITH expected AS (
-    SELECT o.tenant_id, o.id,
+    SELECT o.tenant_id, o.id AS operation_id,
            sha256('tallystick/journal/1'::bytea
                || int4send(octet_length(t.name)) || convert_to(t.name, 'UTF8')
                || int4send(9) || 'operation'::bytea
                || int4send(octet_length(o.request)) || o.request
                || int4send(octet_length(o.body)) || o.body) AS digest
-      FROM tally.operation o JOIN tally.tenant t USING (tenant_id)
+      FROM tally.operation o LEFT JOIN tally.tenant t USING (tenant_id)
+), written AS (
+    SELECT tenant_id, operation_id, digest FROM tally.journal WHERE operation_id IS NOT NULL
 )
-SELECT (SELECT count(*) FROM (
-            SELECT tenant_id, id, digest FROM expected
-            EXCEPT ALL
-            SELECT tenant_id, operation_id, digest FROM tally.journal WHERE operation_id IS NOT NULL) AS missing)
-     + (SELECT count(*) FROM (
-            SELECT tenant_id, operation_id, digest FROM tally.journal WHERE operation_id IS NOT NULL
-            EXCEPT ALL
-            SELECT tenant_id, id, digest FROM expected) AS unexplained) AS broken,
+SELECT (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM written) AS missing)
+     + (SELECT count(*) FROM (SELECT * FROM written EXCEPT ALL SELECT * FROM expected) AS unexplained)
+     + (SELECT count(*) FROM tally.journal j LEFT JOIN tally.tenant t USING (tenant_id)
+         WHERE j.operation_id IS NULL
+           AND j.digest IS DISTINCT FROM sha256('tallystick/journal/1'::bytea
+               || int4send(octet_length(t.name)) || convert_to(t.name, 'UTF8')
+               || int4send(octet_length(j.subject)) || convert_to(j.subject, 'UTF8')
+               || int4send(octet_length(j.body)) || j.body)) AS broken,
        (SELECT count(*) FROM tally.journal) AS checked;
 
 -- name: tenants
--- No row names an account or an operation that its own tenant does not have.
+-- No row names an account or an operation that its own tenant does not have; and no event is there twice.
 SELECT (SELECT count(*) FROM tally.entry e
          WHERE NOT EXISTS (SELECT 1 FROM tally.account a
                             WHERE a.tenant_id = e.tenant_id AND a.number = e.account_number)
@@ -87,5 +153,7 @@ SELECT (SELECT count(*) FROM tally.entry e
                             WHERE o.tenant_id = e.tenant_id AND o.id = e.operation_id))
      + (SELECT count(*) FROM tally.outbox x
          WHERE x.operation_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM tally.operation o
-                            WHERE o.tenant_id = x.tenant_id AND o.id = x.operation_id)) AS broken,
+                            WHERE o.tenant_id = x.tenant_id AND o.id = x.operation_id))
+     + (SELECT count(*) FROM (SELECT 1 FROM tally.outbox WHERE operation_id IS NOT NULL
+                               GROUP BY tenant_id, topic, operation_id HAVING count(*) > 1) AS twice) AS broken,
        (SELECT count(*) FROM tally.entry) AS checked;

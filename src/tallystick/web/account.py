@@ -8,6 +8,7 @@ from tallystick.app import Service
 from tallystick.core.operation import account_fault
 from tallystick.core.outcome import Rejected
 from tallystick.core.velocity import VelocityLimit
+from tallystick.errors import OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS
 from tallystick.store import account
 from tallystick.store.account import EntryView, Put
@@ -88,7 +89,11 @@ class Accounts:
         )
         if isinstance(done, Rejected):
             return done
-        now = await account.read(self._database, tenant, name)
+        try:
+            now = await account.read(self._database, tenant, name)
+        except Unreachable as error:
+            # It is made; only the look at it failed.
+            raise OutcomeUnknown from error
         return now if isinstance(now, Rejected) else json_reply(201 if done is Put.CREATED else 200, now)
 
     async def read(self, call: Call) -> Reply | Rejected:

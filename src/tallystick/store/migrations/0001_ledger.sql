@@ -271,6 +271,10 @@ BEGIN
                                    'GRANT tallystick_reader TO ' || quote_ident(current_user) || ';';
         END;
     END IF;
+    IF (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = 'tallystick_reader') THEN
+        RAISE EXCEPTION 'tally: the role tallystick_reader is not bound by row-level security'
+              USING HINT = 'Have an administrator run: ALTER ROLE tallystick_reader NOBYPASSRLS NOSUPERUSER;';
+    END IF;
     -- From PostgreSQL 16 on, who creates a role may administer it but not yet act as it.
     IF NOT pg_has_role(current_user, 'tallystick_reader',
                        CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END)

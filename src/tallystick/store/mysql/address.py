@@ -49,8 +49,11 @@ def read_address(dsn: str) -> Address:
         parts = urlsplit(dsn)
         port = parts.port or 3306
         options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-    except ValueError as error:
-        raise Misconfigured(f"TALLY_DATABASE_URL is not a MySQL address: {error}") from error
+    except ValueError:
+        # Not in the parser's words: they may repeat a part of the password.
+        raise Misconfigured(
+            "TALLY_DATABASE_URL is not an address like mysql://user:password@host:port/database"
+        ) from None
     name = unquote(parts.path.removeprefix("/"))
     if parts.scheme not in SCHEMES or not name or not parts.username:
         raise Misconfigured("TALLY_DATABASE_URL is not of the form mysql://user:password@host:port/database")
