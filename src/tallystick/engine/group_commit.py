@@ -110,7 +110,8 @@ class GroupCommit(Generic[I, A]):
     async def __aenter__(self) -> "GroupCommit[I, A]":
         """Start the lanes."""
         self._closing = False
-        self._lanes = [asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)]
+        self._tasks = [asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)]
+        self._tasks.append(asyncio.create_task(self._sweep(), name="sweeper"))
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
