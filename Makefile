@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CODE = $(wildcard src tests bench)
 
-.PHONY: install up test check bench lock clean
+.PHONY: install up test check bench bench-peers lock clean
 
 install: .venv/.installed
 
@@ -30,6 +30,17 @@ check: install
 bench: install
 	$(BIN)/tally bench all
 
+# Beside DBOS and a plain SQL function (bench/README.md). BENCH_ARGS: --seconds 3 --runs 3 --json
+bench-peers: .venv-peers/.installed
+	.venv-peers/bin/python -m bench.peers $(BENCH_ARGS)
+
+# Both locks: the peers' has what runs, ours the build backend. Their common packages have the same versions.
+.venv-peers/.installed: requirements.lock requirements-peers.lock pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-peers.lock
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
 # One lock for every Python from 3.11 on; the resolver is pinned, so that only the packages move.
 LOCK = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-header pyproject.toml
@@ -42,5 +53,5 @@ lock:
 
 # Leaves .tally alone: it may hold somebody's data.
 clean:
-	rm -rf .venv .venv-lock build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-lock .venv-peers build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

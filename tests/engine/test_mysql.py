@@ -92,8 +92,9 @@ EVENT = "INSERT INTO tally_outbox (tenant_id, topic, operation_id) SELECT tenant
         ([ENTRY], {"conservation", "balances", "one_effect_per_key"}),
         ([PLACEHOLDER], {"one_effect_per_key", "journal"}),
         ([EVENT], {"journal"}),
+        (["DROP TRIGGER tally_closing_stays", "DELETE FROM tally_closing"], {"closings"}),
     ],
-    ids=["unbalanced", "unmoved", "placeholder", "event-twice"],
+    ids=["unbalanced", "unmoved", "placeholder", "event-twice", "reopened"],
 )
 async def test_verify_sees_what_no_trigger_can(books: Books, statements: list[str], broken: set[str]) -> None:
     """A check that cannot fail proves nothing."""

@@ -79,16 +79,17 @@ class MysqlTransaction:
             if is_limited:
                 limited.append((tenant, number, name))
         if limited:
-            await self._add_limits(books, limited, at)
+            # By the clock, not by `at`: an account with entries from the future must not move others' windows.
+            await self._add_limits(books, limited, clock)
         blocked = frozenset[tuple[int, str]]()
         if not patient and len(rows) < len(wanted):
             existing = await self._session.rows(_SQL["existing_accounts"], asked)
             blocked = frozenset((tenant, name) for tenant, name in existing) - self._numbers.keys()
         return Locked(books, at.replace(tzinfo=UTC), blocked)
 
-    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], at: datetime) -> None:
+    async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], clock: datetime) -> None:
         names = {(tenant, number): name for tenant, number, name in limited}
-        rows = await self._session.rows(_SQL["velocity"], at, at, _json(list(names)))
+        rows = await self._session.rows(_SQL["velocity"], clock, clock, _json(list(names)))
         limits: dict[tuple[int, int], list[Limit]] = {}
         for tenant, number, window, max_count, max_sum, count, micros in rows:
             # A sum is DECIMAL here, wide enough for any window.

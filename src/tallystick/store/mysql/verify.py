@@ -18,6 +18,7 @@ _PROMISES = {
     "solvency": "no account is below its floor",
     "balances": "every balance equals its entries, numbered without a gap",
     "one_effect_per_key": "every key has one outcome, and the books show exactly that",
+    "closings": "every hold released and every refund closed what it names, once",
     "journal": "every operation is journaled once, under the digest of its bytes",
 }
 

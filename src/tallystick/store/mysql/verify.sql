@@ -60,6 +60,23 @@ SELECT (SELECT COUNT(*) FROM tally_operation WHERE body IS NULL)
      + (SELECT COUNT(*) FROM answered) + (SELECT COUNT(*) FROM tally_entry) - 2 * (SELECT entries FROM matched),
        (SELECT COUNT(*) FROM tally_operation)
 
+-- name: closings
+-- Every release and refund has closed what it names, once, and nothing is closed without one.
+SELECT (SELECT count(*)
+          FROM tally_operation o
+          LEFT JOIN tally_closing c
+            ON c.tenant_id = o.tenant_id AND c.operation_id = o.id
+           AND c.closed_id = UNHEX(SUBSTRING(JSON_VALUE(CONVERT(o.body USING utf8mb4), '$.closes'), 4))
+         WHERE (JSON_VALUE(CONVERT(o.body USING utf8mb4), '$.closes') IS NOT NULL
+                OR JSON_VALUE(CONVERT(o.body USING utf8mb4), '$.kind') IN ('release', 'refund'))
+           AND c.closed_id IS NULL)
+     + (SELECT count(*)
+          FROM tally_closing c
+          JOIN tally_operation o ON o.tenant_id = c.tenant_id AND o.id = c.operation_id
+         WHERE c.closed_id <> COALESCE(UNHEX(SUBSTRING(JSON_VALUE(CONVERT(o.body USING utf8mb4), '$.closes'), 4)), ''))
+           AS broken,
+       (SELECT count(*) FROM tally_closing) AS checked;
+
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give, and once in the outbox.
 WITH expected AS (
