@@ -1,5 +1,6 @@
 """The ground a bench runs on: a private server or a private database, with accounts in it."""
 
+import asyncio
 import secrets
 import tempfile
 import urllib.parse
@@ -13,6 +14,9 @@ from tallystick import app
 from tallystick.settings import Settings
 from tallystick.store.migrate import migrate
 from tallystick.store.verify import verify
+
+# Each try waits up to 5 s in the server for sessions that are just ending.
+_DROP_TRIES = 5
 
 
 @asynccontextmanager
@@ -39,7 +43,7 @@ async def database(server_dsn: str) -> AsyncIterator[str]:
         await migrate(dsn)
         yield dsn
     finally:
-        await _execute(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+        await _drop(server_dsn, name)
 
 
 async def make_accounts(dsn: str, count: int) -> list[str]:
@@ -80,6 +84,18 @@ async def wal_position(dsn: str) -> tuple[int, int]:
     finally:
         await connection.close()
     return int(wal), int(commits)
+
+
+async def _drop(server_dsn: str, name: str) -> None:
+    """Without FORCE: the server then ends its own workers there (autovacuum), which we may not do."""
+    for _ in range(_DROP_TRIES - 1):
+        try:
+            await _execute(server_dsn, f"DROP DATABASE {name}")
+        except asyncpg.ObjectInUseError:
+            await asyncio.sleep(0.5)
+        else:
+            return
+    await _execute(server_dsn, f"DROP DATABASE {name}")
 
 
 async def _execute(dsn: str, statement: str) -> None:
