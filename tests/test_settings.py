@@ -25,6 +25,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ({"TALLY_PORT": "70000"}, "TALLY_PORT"),
         ({"TALLY_PORT": ""}, "TALLY_PORT"),
         ({"TALLY_HOST": ""}, "TALLY_HOST"),
+        ({"TALLY_API_KEY": "short"}, "TALLY_API_KEY"),
         ({"TALLY_HOME": ""}, "TALLY_HOME"),
     ],
 )
@@ -41,6 +42,9 @@ def test_a_wrong_file_stops_the_start(text: str, tmp_path: Path) -> None:
 
 
 def test_secrets_do_not_show_in_a_printed_settings_object(tmp_path: Path) -> None:
-    settings = load({"TALLY_DATABASE_URL": "postgresql://u:hunter2@h/d", "TALLY_API_KEY": "tsk_secret"}, tmp_path)
+    settings = load(
+        {"TALLY_DATABASE_URL": "postgresql://u:hunter2@h/d", "TALLY_API_KEY": "tsk_secret-that-is-long-enough"},
+        tmp_path,
+    )
     assert "hunter2" not in repr(settings)
-    assert "tsk_secret" not in repr(settings)
+    assert "tsk_secret-that-is-long-enough" not in repr(settings)
