@@ -428,6 +428,7 @@ class Gated:
         self._store = store
         self.locking = asyncio.Event()
         self.claiming = asyncio.Event()
+        self.claimed = asyncio.Event()
         self.may_record = asyncio.Event()
 
     @asynccontextmanager
@@ -441,7 +442,9 @@ class Gated:
 
             async def claim_and_tell(*arguments: object, **named: object) -> object:
                 self.claiming.set()
-                return await claim(*arguments, **named)  # type: ignore[arg-type]
+                answer = await claim(*arguments, **named)  # type: ignore[arg-type]
+                self.claimed.set()
+                return answer
 
             async def record_when_told(*arguments: object) -> None:
                 await self.may_record.wait()
@@ -465,7 +468,7 @@ async def test_a_twin_that_asks_while_the_first_is_at_work_is_answered_with_the_
     async with two_gated(books) as (first, one, second, two):
         second.may_record.set()
         leader = asyncio.create_task(one.submit(books.tenant, pay(5), "k"))
-        await first.claiming.wait()
+        await first.claimed.wait()
         twin = asyncio.create_task(two.submit(books.tenant, pay(5), "k"))
         await second.locking.wait()
         first.may_record.set()
@@ -483,7 +486,7 @@ async def test_one_key_used_at_once_for_different_accounts_commits_one_and_names
     await books.put("dora", floor=None)
     async with two_gated(books) as (first, one, second, two):
         leader = asyncio.create_task(one.submit(books.tenant, pay(5), "k"))
-        await first.claiming.wait()
+        await first.claimed.wait()
         other = asyncio.create_task(two.submit(books.tenant, pay(5, debit="dora", credit="carol"), "k"))
         await second.claiming.wait()
         first.may_record.set()
