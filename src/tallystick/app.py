@@ -1,7 +1,7 @@
 """Composition root: the only file that knows every adapter."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,10 +12,17 @@ from tallystick import settings as configuration
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Kinds
 from tallystick.core.outcome import Rejected
+from tallystick.core.secret import Secret
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
-from tallystick.settings import LIMITS, Limits, Settings
+from tallystick.flows.sending import Sender
+from tallystick.providers.adyen import Adyen, AdyenAccount
+from tallystick.providers.port import Provider
+from tallystick.providers.square import Square, SquareAccount
+from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.providers.wise import Wise, WiseAccount
+from tallystick.settings import LIMITS, Limits, ProviderSettings, Settings
 from tallystick.store import account, embedded, tenant
 from tallystick.store import database as postgres
 from tallystick.store.account import AccountView, EntryView, Put
@@ -82,6 +89,8 @@ class Service:
     settings: Settings
     database: Database
     engine: Engine
+    providers: Mapping[str, Provider]
+    sender: Sender
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -112,20 +121,127 @@ async def database_address(settings: Settings) -> AsyncIterator[tuple[str, tuple
         await asyncio.to_thread(server.close)
 
 
+def _stripe(of: ProviderSettings) -> Provider:
+    return Stripe(
+        StripeAccount(
+            api_key=of.api_key,
+            api_base=of.api_base,
+            webhook_secrets=of.webhook_secrets,
+            connected_accounts=tuple(filter(None, of.more.get("connected_accounts", "").replace(" ", "").split(","))),
+            requests_per_second=of.requests_per_second,
+        )
+    )
+
+
+def _adyen(of: ProviderSettings) -> Provider:
+    return Adyen(
+        AdyenAccount(
+            api_key=of.api_key,
+            api_base=of.api_base,
+            transfer_api_base=of.more["transfer_api_base"],
+            merchant_account=of.more["merchant_account"],
+            balance_account=of.more["balance_account"],
+            return_url=of.more.get("return_url", ""),
+            webhook_secrets=of.webhook_secrets,
+            requests_per_second=of.requests_per_second,
+        )
+    )
+
+
+def _square(of: ProviderSettings) -> Provider:
+    return Square(
+        SquareAccount(
+            api_key=of.api_key,
+            api_base=of.api_base,
+            location_id=of.more["location_id"],
+            webhook_url=of.more.get("webhook_url", ""),
+            webhook_secrets=of.webhook_secrets,
+            requests_per_second=of.requests_per_second,
+        )
+    )
+
+
+def _wise(of: ProviderSettings) -> Provider:
+    return Wise(
+        WiseAccount(
+            api_key=of.api_key,
+            api_base=of.api_base,
+            profile_id=of.more["profile_id"],
+            source_currency=of.more.get("source_currency", ""),
+            webhook_keys=tuple(key.reveal() for key in of.webhook_secrets),
+            requests_per_second=of.requests_per_second,
+        )
+    )
+
+
+_ADAPTERS: Mapping[str, Callable[[ProviderSettings], Provider]] = {
+    "stripe": _stripe,
+    "adyen": _adyen,
+    "square": _square,
+    "wise": _wise,
+}
+# The simulator speaks every dialect; as a provider of its own it speaks Stripe's. It has no rate limit.
+_SIMULATED_PER_SECOND = 100_000.0
+SIMULATOR_API_KEY = "sk_test_simulator"
+SIMULATOR_WEBHOOK_SECRET = "whsec_simulator"  # noqa: S105 - signs made-up webhooks on this machine
+
+
+def simulator(url: str) -> Provider:
+    """The simulator as a provider."""
+    return _stripe(
+        ProviderSettings(
+            api_key=Secret(SIMULATOR_API_KEY),
+            api_base=f"{url}/stripe",
+            webhook_secrets=(Secret(SIMULATOR_WEBHOOK_SECRET),),
+            requests_per_second=_SIMULATED_PER_SECOND,
+            more={},
+        )
+    )
+
+
+@asynccontextmanager
+async def providers(settings: Settings, *, simulator_url: str | None = None) -> AsyncIterator[Mapping[str, Provider]]:
+    """Every configured provider by name, with the simulator among them unless a real one was chosen."""
+    found: dict[str, Provider] = {}
+    if settings.provider == "simulator":
+        found["simulator"] = simulator(simulator_url or f"http://127.0.0.1:{settings.simulator_port}")
+    for name, account_settings in settings.providers.items():
+        try:
+            found[name] = _ADAPTERS[name](account_settings)
+        except Misconfigured as error:
+            raise Misconfigured(f"TALLY_{name.upper()}_...: {error}") from error
+    try:
+        yield found
+    finally:
+        for provider in found.values():
+            await provider.close()
+
+
 @asynccontextmanager
 async def running(
-    settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limits = LIMITS, migrating: bool = True
+    settings: Settings,
+    *,
+    kinds: Iterable[Kind] = (),
+    limits: Limits = LIMITS,
+    migrating: bool = True,
+    simulator_url: str | None = None,
 ) -> AsyncIterator[Service]:
-    """Database, migrations and engine, closed again in reverse order.
+    """Database, migrations, engine and providers, closed again in reverse order.
 
     Not `migrating`: the schema must be there already, and nothing is changed.
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        database = await postgres.connect(dsn, connections=limits.lanes + limits.readers, limits=limits)
+        # Lanes of the engine, of attempts and of their answers.
+        connections = 3 * limits.lanes + limits.readers
+        database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
-            async with Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine:
-                yield Service(settings, database, engine, notes)
+            async with (
+                Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine,
+                providers(settings, simulator_url=simulator_url) as known,
+                Sender(database, known, limits=limits) as sender,
+            ):
+                yield Service(settings, database, engine, known, sender, notes)
         finally:
             await database.close()
 

@@ -7,6 +7,8 @@ TallystickError
   ├── Unreachable       the database cannot be reached; nothing was recorded
   ├── Faulted           the operation's own handler failed; rolled back, the key is unused
   ├── CallerTransaction submit(connection=...) was given a connection it cannot use
+  ├── ProviderUnreachable  a provider's list broke off; nothing was sent
+  ├── NotOffered        the provider has no such thing; its facts say so
   ├── Misconfigured     settings or environment are wrong; the message names which
   ├── SchemaMismatch    the database is newer than this code, or was changed by hand
   └── InvariantBroken   a rule of the constitution does not hold: a bug, stop and look
@@ -76,6 +78,25 @@ class Faulted(TallystickError):
 
 class CallerTransaction(TallystickError):
     """`submit(connection=...)` needs a young, open transaction on that connection."""
+
+
+class ProviderUnreachable(TallystickError):
+    """A provider could not be asked, or its answer broke off. Only reading calls raise it."""
+
+    def __init__(self, provider: str, reason: str) -> None:
+        """`reason` holds no credentials."""
+        super().__init__(
+            f"provider_unreachable: {provider}: {reason}. Nothing was sent and no money moved. Ask again later."
+        )
+        self.provider = provider
+
+
+class NotOffered(TallystickError):
+    """The provider has no such call. Its facts say so beforehand."""
+
+    def __init__(self, provider: str, what: str) -> None:
+        """`what` is the missing ability."""
+        super().__init__(f"not_offered: {provider} has no {what}.")
 
 
 class Misconfigured(TallystickError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tallystick.core.provider import PROVIDERS
+from tallystick.core.secret import HIDDEN, Secret
 from tallystick.errors import Misconfigured
 
 
@@ -66,6 +68,8 @@ class Limits:
     body_bytes: int = 4 * 1024 * 1024
     # Rows of one page of a list.
     page: int = 500
+    # How long after its commit a provider call may begin to be written; a successor waits this long.
+    send_seconds: float = 10.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000
@@ -74,11 +78,11 @@ class Limits:
 LIMITS: Final = Limits()
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:  # noqa: PLR2004 - the range of ports
-        raise ValueError
-    return port
+def _port(values: Mapping[str, str], name: str) -> int:
+    text = values[name]
+    if not (text.isascii() and text.isdigit() and int(text) <= _HIGHEST_PORT):
+        raise Misconfigured(f"{name} is {text!r}: it must be a number from 0 to {_HIGHEST_PORT}")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,31 @@ class _Spec:
     secret: bool = False
 
 
+_HIGHEST_PORT = 65535
+# More than one process can send; a larger number is a slip of the finger.
+_HIGHEST_RATE = 100_000
+# Without these a provider's calls would be refused, or go to the wrong account.
+_NEEDED = {
+    "adyen": ("merchant_account", "balance_account"),
+    "square": ("location_id",),
+    "wise": ("profile_id",),
+}
 # Shorter ones can be guessed, and their prefix would show most of them.
 _SHORTEST_API_KEY = 24
+
+_ADYEN_TRANSFERS = "https://balanceplatform-api-test.adyen.com/btl/v4"
+
+
+def _of_provider(name: str, key: str, base: str, webhook: str) -> tuple[_Spec, ...]:
+    """What every provider has."""
+    prefix, title = f"TALLY_{name}_", name.capitalize()
+    return (
+        _Spec(f"{prefix}API_KEY", None, f"{title}: {key}; absent: {title} is off", secret=True),
+        _Spec(f"{prefix}API_BASE", base, f"{title}: address of the API"),
+        _Spec(f"{prefix}WEBHOOK_SECRET", None, f"{title}: {webhook}; several during rotation, by comma", secret=True),
+        _Spec(f"{prefix}REQUESTS_PER_SECOND", None, f"{title}: rate limit; absent: what the provider publishes"),
+    )
+
 
 SPECS: Final = (
     _Spec(
@@ -103,19 +130,50 @@ SPECS: Final = (
     _Spec("TALLY_HOST", "127.0.0.1", "where the API listens"),
     _Spec("TALLY_PORT", "8080", "where the API listens"),
     _Spec("TALLY_API_KEY", None, "a bootstrap admin key for tenant `default`", secret=True),
+    _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(PROVIDERS)}"),
+    _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
+    *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
+    _Spec("TALLY_STRIPE_CONNECTED_ACCOUNTS", None, "Stripe: acct_... whose payouts are listed too, by comma"),
+    *_of_provider("ADYEN", "API key", "https://checkout-test.adyen.com/v72", "HMAC keys, hexadecimal"),
+    _Spec("TALLY_ADYEN_TRANSFER_API_BASE", _ADYEN_TRANSFERS, "Adyen: address of the transfers API"),
+    _Spec("TALLY_ADYEN_MERCHANT_ACCOUNT", None, "Adyen: merchant account of charges and refunds"),
+    _Spec("TALLY_ADYEN_BALANCE_ACCOUNT", None, "Adyen: balance account that transfers draw on"),
+    _Spec("TALLY_ADYEN_RETURN_URL", None, "Adyen: where a customer who had to be redirected comes back to"),
+    *_of_provider("SQUARE", "access token", "https://connect.squareup.com", "signature keys"),
+    _Spec("TALLY_SQUARE_LOCATION_ID", None, "Square: the location charges belong to"),
+    _Spec("TALLY_SQUARE_WEBHOOK_URL", None, "Square: the webhook address exactly as registered; it is signed"),
+    *_of_provider("WISE", "API token", "https://api.wise.com", "public keys, PEM or base64"),
+    _Spec("TALLY_WISE_PROFILE_ID", None, "Wise: the profile that pays"),
+    _Spec("TALLY_WISE_SOURCE_CURRENCY", None, "Wise: the balance to pay from; absent: the currency paid"),
 )
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """One provider's account. `more` are its own settings, by their name without the prefix, in lower case."""
+
+    api_key: Secret
+    api_base: str
+    webhook_secrets: tuple[Secret, ...]
+    requests_per_second: float | None
+    more: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """The effective settings. `origins` tells where each came from."""
+    """The effective settings. `origins` tells where each came from, `shown` what a person may see of each."""
 
     database_url: str | None = field(default=None, repr=False)
     home: Path = Path(".tally")
     host: str = "127.0.0.1"
     port: int = 8080
     api_key: str | None = field(default=None, repr=False)
+    provider: str = "simulator"
+    simulator_port: int = 8090
+    # Those whose API key is set.
+    providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
+    shown: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def load(environment: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
@@ -132,11 +190,6 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         if name.startswith("TALLY_") and not name.startswith("TALLY_TEST_"):
             _require_known(name, known, "the environment")
             values[name], origins[name] = value, "environment"
-    try:
-        port = _port(values["TALLY_PORT"])
-    except ValueError:
-        message = f"TALLY_PORT is {values['TALLY_PORT']!r}: it must be a number from 0 to 65535"
-        raise Misconfigured(message) from None
     for name in ("TALLY_HOST", "TALLY_HOME"):
         if not values[name]:
             message = f"{name} is empty"
@@ -148,10 +201,59 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         database_url=values.get("TALLY_DATABASE_URL") or None,
         home=Path(values["TALLY_HOME"]),
         host=values["TALLY_HOST"],
-        port=port,
+        port=_port(values, "TALLY_PORT"),
         api_key=values.get("TALLY_API_KEY") or None,
+        provider=_provider(values),
+        simulator_port=_port(values, "TALLY_SIMULATOR_PORT"),
+        providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
+        shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
     )
+
+
+def _shown(spec: _Spec, value: str | None) -> str | None:
+    return f"(set, {HIDDEN[1:-1]})" if spec.secret and value else value or None
+
+
+def _provider(values: Mapping[str, str]) -> str:
+    name = values["TALLY_PROVIDER"]
+    if name not in ("simulator", *PROVIDERS):
+        raise Misconfigured(f"TALLY_PROVIDER is {name!r}: it must be simulator, {', '.join(PROVIDERS)}")
+    if name != "simulator" and not values.get(f"TALLY_{name.upper()}_API_KEY"):
+        raise Misconfigured(f"TALLY_PROVIDER is {name}, and TALLY_{name.upper()}_API_KEY is not set")
+    return name
+
+
+def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
+    prefix = f"TALLY_{name.upper()}_"
+    own = {key.removeprefix(prefix).lower(): value for key, value in values.items() if key.startswith(prefix) and value}
+    for needed in _NEEDED.get(name, ()):
+        if needed not in own:
+            raise Misconfigured(f"{prefix}API_KEY is set, and {prefix}{needed.upper()} is not: {name} needs both")
+    if "api_base" not in own:
+        raise Misconfigured(f"{prefix}API_BASE is empty")
+    key = own.pop("api_key")
+    if not key.isascii() or not key.isprintable() or key != key.strip():
+        raise Misconfigured(f"{prefix}API_KEY holds spaces, line breaks or other characters that no key has")
+    rate = own.pop("requests_per_second", None)
+    secrets = [secret.strip() for secret in own.pop("webhook_secret", "").split(",")]
+    return ProviderSettings(
+        api_key=Secret(key),
+        api_base=own.pop("api_base"),
+        webhook_secrets=tuple(Secret(secret) for secret in secrets if secret),
+        requests_per_second=None if rate is None else _rate(f"{prefix}REQUESTS_PER_SECOND", rate),
+        more=own,
+    )
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= _HIGHEST_RATE:
+        raise Misconfigured(f"{name} is {text!r}: it must be a number above 0, at most {_HIGHEST_RATE:,}")
+    return rate
 
 
 def _require_known(name: str, known: set[str], where: str) -> None:

@@ -4,8 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tallystick.core import idempotency
@@ -22,6 +21,8 @@ from tallystick.core.outcome import (
 from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
+from tests.planted.bug import Bug
+from tests.planted.provider_bugs import PROVIDER_BUGS
 
 
 def lock_removed() -> None:
@@ -112,14 +113,6 @@ def answer_before_commit() -> None:
     cast("Any", batch.LedgerWork).commit = commit
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """How to plant it, and which tests must notice."""
-
-    plant: Callable[[], None]
-    noticed_by: tuple[str, ...]
-
-
 RACES = "tests/engine/test_races.py::"
 BUGS: Mapping[str, Bug] = {
     "lock_removed": Bug(lock_removed, (RACES + "test_two_engines_cannot_spend_the_same_money",)),
@@ -136,4 +129,5 @@ BUGS: Mapping[str, Bug] = {
         poison_fails_its_batch, (RACES + "test_a_poisonous_operation_fails_alone[database]",)
     ),
     "answer_before_commit": Bug(answer_before_commit, (RACES + "test_nobody_is_answered_before_the_commit",)),
+    **PROVIDER_BUGS,
 }

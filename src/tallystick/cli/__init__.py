@@ -12,7 +12,9 @@ from tallystick.cli.config import config
 from tallystick.cli.explain import explain
 from tallystick.cli.keys import keys
 from tallystick.cli.migrate import migrate
+from tallystick.cli.providers import providers
 from tallystick.cli.serve import serve, up
+from tallystick.cli.simulator import simulator
 from tallystick.cli.verify import verify
 from tallystick.errors import Misconfigured, SchemaMismatch, TallystickError, Unreachable
 from tallystick.store.embedded import EmbeddedFailed
@@ -30,7 +32,7 @@ def tally() -> None:
     """
 
 
-for command in (up, serve, migrate, config, keys, verify, explain, bench):
+for command in (up, serve, migrate, config, keys, verify, explain, providers, simulator, bench):
     tally.add_command(command)
 
 

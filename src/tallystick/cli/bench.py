@@ -16,6 +16,7 @@ from tallystick.bench.growth import growth
 from tallystick.bench.http import batch, http
 from tallystick.bench.idle import idle
 from tallystick.bench.ledger import ledger
+from tallystick.bench.providers import providers
 from tallystick.bench.result import Result
 from tallystick.cli.running import run
 from tallystick.settings import Settings
@@ -39,6 +40,7 @@ BENCHES: dict[str, Bench] = {
     "idle": lambda on, size: idle(on, operations=int(200 * size.seconds * size.runs), seed=size.seed),
     "http": lambda on, size: http(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "batch": lambda on, size: batch(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
+    "providers": lambda _on, size: providers(seconds=size.seconds, runs=size.runs),
     "growth": lambda on, size: growth(on, seconds=size.seconds, runs=size.runs, seed=size.seed, operations=size.rows),
 }
 

@@ -1,6 +1,9 @@
 """`tally up` and `tally serve`: the service in one process."""
 
+import asyncio
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
@@ -8,6 +11,8 @@ import click
 from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
+from tallystick.errors import Unreachable
+from tallystick.providers.simulator.process import NotStarted, start
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
@@ -25,17 +30,42 @@ def serve() -> None:
 
 @click.command()
 def up() -> None:
-    """Start everything: database, migrations and API, until Ctrl-C.
+    """Start everything: database, migrations, provider simulator and API, until Ctrl-C.
 
-    Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME.
-    Prints the addresses and an API key for development.
+    Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME; without another
+    TALLY_PROVIDER a simulator stands in for one. Prints the addresses and an API key for development.
     """
-    run(_serve(configuration.load(), bootstrap=True))
+    run(_up(configuration.load()))
 
 
-async def _serve(settings: Settings, *, bootstrap: bool) -> None:
+async def _up(settings: Settings) -> None:
+    if settings.provider != "simulator":
+        await _serve(settings, bootstrap=True)
+        return
+    async with _simulator(settings) as url:
+        await _serve(settings, bootstrap=True, simulator_url=url)
+
+
+@asynccontextmanager
+async def _simulator(settings: Settings) -> AsyncIterator[str]:
+    folder = settings.home / "simulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    try:
+        running = await asyncio.to_thread(start, folder / "books.sqlite", port=settings.simulator_port, log=log)
+    except NotStarted as error:
+        raise Unreachable(
+            f"{error} (TALLY_SIMULATOR_PORT is {settings.simulator_port}; another may be running)"
+        ) from error
+    try:
+        yield running.url
+    finally:
+        await asyncio.to_thread(running.stop)
+
+
+async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | None = None) -> None:
     gc.set_threshold(_COLLECT_EVERY)
-    async with app.running(settings) as service:
+    async with app.running(settings, simulator_url=simulator_url) as service:
         for note in service.notes:
             click.echo(note, err=True)
         key = settings.api_key
@@ -47,11 +77,15 @@ async def _serve(settings: Settings, *, bootstrap: bool) -> None:
 
         def listening(host: str, port: int) -> None:
             address = f"http://{host}:{port}"
-            click.echo(f"API      {address}/v1", err=True)
-            click.echo(f"Docs     {address}/docs", err=True)
-            click.echo(f"Metrics  {address}/metrics", err=True)
+            click.echo(f"API        {address}/v1", err=True)
+            click.echo(f"Docs       {address}/docs", err=True)
+            click.echo(f"Metrics    {address}/metrics", err=True)
+            if simulator_url is not None:
+                click.echo(
+                    f"Simulator  {simulator_url}  (stands in for the provider; its page shows its books)", err=True
+                )
             if bootstrap:
-                click.echo(f"API key  {key}  (tenant default, role admin, for development)", err=True)
+                click.echo(f"API key    {key}  (tenant default, role admin, for development)", err=True)
                 click.echo("Ctrl-C stops everything; the data stays.", err=True)
 
         await listen(build(service), settings.host, settings.port, on_listening=listening)

@@ -73,7 +73,7 @@ class Database:
         self._session = _session(limits)
         self._slots = asyncio.Semaphore(connections)
         # Reads may not take the connections of the lanes: a flood of them would stop the writers.
-        self._reader_slots = asyncio.Semaphore(max(connections - limits.lanes, 1))
+        self._reader_slots = asyncio.Semaphore(max(min(connections - limits.lanes, limits.readers), 1))
         self._idle: list[Connection] = []
 
     async def close(self) -> None:

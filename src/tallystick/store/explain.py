@@ -1,5 +1,7 @@
-"""Explain: everything known of a key, a transaction or an account, in the order it happened."""
+"""Explain: everything known of a key, a transaction, an account or a provider key, in the order it happened."""
 
+import re
+from collections.abc import Iterator
 from datetime import datetime
 
 import msgspec
@@ -10,13 +12,15 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
-from tallystick.store import account, queries
+from tallystick.core.provider import Exchange
+from tallystick.store import account, intent, queries
 from tallystick.store.database import Database
 
 _SQL = queries.load(__package__, "explain.sql")
 
 # The newest entries of an account; the rest is paged through the API.
 _ENTRIES_SHOWN = 20
+_PROVIDER_KEY = re.compile("[0-9a-f]{64}")
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -41,6 +45,7 @@ async def explain(database: Database, tenant: Tenant, name: str) -> list[Explana
         await _operation(database, tenant, transaction_id(name)),
         await _operation(database, tenant, operation_id(tenant.name, name)) if name.isascii() else None,
         await _account(database, tenant, name),
+        *await _intents(database, tenant, name),
     ]
     return [explanation for explanation in found if explanation is not None]
 
@@ -81,6 +86,40 @@ async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> E
         if entry.amount_micros > 0
     )
     return Explanation("transaction", transaction.id, f"{transaction.kind}: {moved}", tuple(steps))
+
+
+async def _intents(database: Database, tenant: Tenant, name: str) -> list[Explanation]:
+    """What was asked of providers under a key, in the form of 64 hexadecimal digits."""
+    if not _PROVIDER_KEY.fullmatch(name):
+        return []
+    return [
+        Explanation("intent", name, _asked(found), tuple(_attempts(found)))
+        for found in await intent.read(database, tenant, bytes.fromhex(name))
+    ]
+
+
+def _asked(found: intent.IntentView) -> str:
+    asked = msgspec.json.decode(found.instruction)
+    last = found.attempts[-1] if found.attempts else None
+    state = "no attempt" if last is None else f"last answer {last.answer or 'none: nobody knows yet'}"
+    amount = format_amount(asked["amount_micros"], asked["currency"])
+    return f"{found.purpose} of {amount} at {found.provider}, {len(found.attempts)} attempts, {state}"
+
+
+def _attempts(found: intent.IntentView) -> Iterator[Step]:
+    yield Step(found.first_sent_at, f"first sent: {found.instruction.decode()}")
+    for attempt in found.attempts:
+        yield Step(attempt.sent_at, f"attempt {attempt.number} may be written until {attempt.not_after:%H:%M:%S.%f}")
+        if attempt.answered_at is None:
+            continue
+        what = " ".join(filter(None, (attempt.answer, attempt.provider_id, attempt.code)))
+        for exchange in msgspec.json.decode(attempt.evidence or b"[]", type=list[Exchange]):
+            yield Step(
+                attempt.answered_at,
+                f"attempt {attempt.number}: {exchange.asked} -> {exchange.status or 'no answer'} "
+                f"{exchange.request_id} {exchange.said}".rstrip(),
+            )
+        yield Step(attempt.answered_at, f"attempt {attempt.number} answered: {what}")
 
 
 async def _account(database: Database, tenant: Tenant, name: str) -> Explanation | None:

@@ -21,6 +21,7 @@ _PROMISES = {
     "closings": "every hold released and every refund closed what it names, once",
     "accounts": "every floor and limit is the last one journaled",
     "journal": "every step is journaled once, under the digest of its bytes",
+    "intents": "every send was committed before, one at a time, and is journaled",
     "tenants": "no row refers to another tenant's",
     "guards": "the database's own rules are in force",
 }

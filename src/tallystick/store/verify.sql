@@ -111,14 +111,16 @@ SELECT count(*) FILTER (WHERE s.value IS NOT NULL AND (
 SELECT (SELECT count(*) FROM unnest(ARRAY[
             'operation.operation_recorded', 'operation.append_only', 'closing.append_only', 'entry.entry_posted',
             'entry.append_only', 'journal.append_only', 'journal.names_own_operation', 'outbox.names_own_operation',
-            'account.kept', 'account.identity', 'account.balance', 'account.balance_at_birth']) AS wanted (name)
+            'account.kept', 'account.identity', 'account.balance', 'account.balance_at_birth', 'intent.identity',
+            'intent.kept', 'attempt.answered_once', 'attempt.kept', 'attempt.sent_journaled',
+            'attempt.answer_journaled']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
      + (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
          WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity) AS broken,
-       12 AS checked;
+       18 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -143,6 +145,40 @@ SELECT (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM wr
                || int4send(octet_length(j.subject)) || convert_to(j.subject, 'UTF8')
                || int4send(octet_length(j.body)) || j.body)) AS broken,
        (SELECT count(*) FROM tally.journal) AS checked;
+
+-- name: intents
+-- Attempts are numbered without a gap, none before its intent's first send, and none while the one before it could
+-- still write; each is journaled once when sent, and once when answered.
+WITH ordered AS (
+    SELECT a.*, lag(not_after) OVER intent_order AS leave_before, lag(answered_at) OVER intent_order AS answer_before,
+           lag(number, 1, 0) OVER intent_order AS number_before
+      FROM tally.attempt a
+    WINDOW intent_order AS (PARTITION BY tenant_id, key, provider ORDER BY number)
+), journaled AS (
+    SELECT j.tenant_id, j.subject, body.value ->> 'provider' AS provider, body.value ->> 'key' AS key,
+           (body.value ->> 'number')::integer AS number, body.value ->> 'answer' AS answer,
+           body.value ->> 'provider_id' AS provider_id
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject IN ('attempt.sent', 'attempt.answered')
+), expected AS (
+    SELECT tenant_id, 'attempt.sent' AS subject, provider, encode(key, 'hex') AS key, number, NULL AS answer,
+           NULL AS provider_id
+      FROM tally.attempt
+     UNION ALL
+    SELECT tenant_id, 'attempt.answered', provider, encode(key, 'hex'), number, answer, provider_id
+      FROM tally.attempt WHERE answer IS NOT NULL
+)
+SELECT (SELECT count(*) FROM tally.intent i
+         WHERE i.attempts <> (SELECT count(*) FROM tally.attempt a
+                               WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider)
+            OR i.attempts = 0)
+     + (SELECT count(*) FROM ordered o LEFT JOIN tally.intent i USING (tenant_id, key, provider)
+         WHERE i.first_sent_at IS NULL OR o.sent_at < i.first_sent_at OR o.number <> o.number_before + 1
+            OR (o.sent_at < o.leave_before AND coalesce(o.answer_before > o.sent_at, true)))
+     + (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM journaled) AS missing)
+     + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM expected) AS unexplained) AS broken,
+       (SELECT count(*) FROM tally.attempt) AS checked;
 
 -- name: tenants
 -- No row names an account or an operation that its own tenant does not have; and no event is there twice.

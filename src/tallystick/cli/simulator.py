@@ -1,0 +1,61 @@
+"""`tally simulator`: the providers' other half, on this machine."""
+
+from pathlib import Path
+
+import click
+
+from tallystick import settings as configuration
+from tallystick.providers.simulator.plan import PlanFault
+from tallystick.providers.simulator.running import endpoint, run
+from tallystick.providers.simulator.server import NotLoopback
+
+
+@click.command()
+@click.option("--faults", default="", metavar="PLAN", help="A fault plan, or a file with one; see below.")
+@click.option("--seed", default=0, show_default=True, help="Decides where faults by rate strike.")
+@click.option("--port", type=click.IntRange(0, 65535), help="0: any free one. Default: TALLY_SIMULATOR_PORT.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--anywhere", is_flag=True, help="Allow a host that is not this machine. There is no password.")
+@click.option("--books", type=click.Path(path_type=Path, dir_okay=False), help="Default: a file under TALLY_HOME.")
+@click.option("--webhooks", multiple=True, metavar="DIALECT=URL,SECRET", help="Where a dialect's events are sent.")
+def simulator(
+    *,
+    faults: str,
+    seed: int,
+    port: int | None,
+    host: str,
+    anywhere: bool,
+    books: Path | None,
+    webhooks: tuple[str, ...],
+) -> None:
+    r"""Run a simulator of Stripe, Adyen, Square and Wise that keeps books and misbehaves on demand, until Ctrl-C.
+
+    No real money is anywhere near it. Its page (the address it prints) shows its books and every fault by name;
+    its books outlive it, also when it is killed.
+
+    \b
+    A plan is one or more rules, separated by commas or lines:
+      stripe.transfer:execute_then_drop        the next transfer is made, and the answer lost
+      stripe.transfer:gateway_503@3-5          the third to the fifth
+      *.charge:slow_after(2.5)=10%             a tenth of all charges, chosen by --seed
+    """
+    settings = configuration.load()
+    if books is None:
+        books = settings.home / "simulator" / "books.sqlite"
+    books.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        run(
+            books,
+            host=host,
+            port=settings.simulator_port if port is None else port,
+            faults=faults,
+            seed=seed,
+            endpoints=dict(endpoint(text) for text in webhooks),
+            anywhere=anywhere,
+        )
+    except PlanFault as error:
+        raise click.BadParameter(str(error), param_hint="--faults") from error
+    except (NotLoopback, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"cannot listen on {host}: {error.strerror or error}") from error

@@ -1,0 +1,156 @@
+"""Sending: the one way an instruction reaches a provider.
+
+    begin   commit intent, first_sent_at, attempt and not-after     ── many callers, one transaction
+    send    write the bytes once, if the leave still stands         ── no transaction is open
+    record  commit the answer with its evidence                     ── many callers, one transaction
+
+Killed after `begin`: an attempt without an answer, which recovery looks up. Killed before: nothing was sent.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+from uuid import UUID, uuid4
+
+import msgspec
+import structlog
+
+from tallystick.core.idempotency import Tenant
+from tallystick.core.intent import OtherInstruction, StillSending
+from tallystick.core.provider import Answer, Charge, Instruction, Refund, Sending, Transfer, Unknown
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
+from tallystick.providers.breaker import BreakerState
+from tallystick.providers.port import Provider
+from tallystick.providers.steady import steady
+from tallystick.settings import LIMITS, Limits
+from tallystick.store import intent as intents
+from tallystick.store.database import Database
+from tallystick.store.intent import Answered, AnswerWork, Asking, Attempt, BeginWork
+
+log = structlog.get_logger("tallystick.sending")
+
+_PROCESS: Final = f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that was made. `is_recorded` False: the answer is known here and could not be stored."""
+
+    answer: Answer
+    attempt: int
+    first_sent_at: datetime
+    is_recorded: bool
+
+
+class Sender:
+    """Sends for every tenant, over every configured provider. Use as an async context manager."""
+
+    def __init__(
+        self,
+        database: Database,
+        providers: Mapping[str, Provider],
+        *,
+        limits: Limits = LIMITS,
+        new_token: Callable[[], UUID] = uuid4,
+    ) -> None:
+        """The providers stay the caller's to close."""
+        self._database = database
+        self._providers = providers
+        self._limits = limits
+        self._new_token = new_token
+        self._beginning: GroupCommit[Asking, Attempt | StillSending | OtherInstruction] = GroupCommit(
+            BeginWork(database), limits=limits
+        )
+        self._answering = GroupCommit(AnswerWork(database), limits=limits)
+        self._told: dict[str, BreakerState] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Start the lanes."""
+        await self._stack.enter_async_context(self._answering)
+        await self._stack.enter_async_context(self._beginning)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Answer what waits, stop; and take back what was said of breakers."""
+        await self._stack.__aexit__(kind, error, trace)
+        if self._told:
+            try:
+                await intents.breaker_gone(self._database, _PROCESS)
+            except TallystickError as unreachable:
+                log.warning("breaker_not_cleared", reason=str(unreachable))
+
+    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | StillSending:
+        """Make one attempt. Raises when the intent could not be committed: then nothing was sent.
+
+        StillSending: another attempt of the same intent may be writing bytes; nothing was sent now.
+        """
+        adapter = self._providers.get(provider)
+        if adapter is None:
+            raise Misconfigured(f"The provider {provider!r} is not configured. Nothing was sent.")
+        began = steady()
+        asking = Asking(
+            tenant, provider, adapter.purpose(instruction), instruction, self._new_token(), self._limits.send_seconds
+        )
+        attempt: Attempt | StillSending | OtherInstruction
+        attempt = await self._beginning.submit(asking, source=tenant.number)
+        match attempt:
+            case StillSending():
+                return attempt
+            case OtherInstruction():
+                raise InvariantBroken(
+                    f"one key for two instructions: the key {instruction.key.hex()} was first used for another "
+                    f"instruction at {attempt.first_sent_at:%Y-%m-%d %H:%M:%S} UTC. Nothing was sent."
+                )
+            case Attempt():
+                pass
+        # Counted from before the commit: this clock's not-after is never later than the database's.
+        sending = Sending(
+            first_sent_at=attempt.first_sent_at,
+            not_after=attempt.not_after,
+            sendable_until=began + self._limits.send_seconds,
+        )
+        answer = await _call(adapter, instruction, sending)
+        is_recorded = await self._record(tenant, attempt, answer)
+        await self._tell_breaker(provider, adapter)
+        return Sent(answer=answer, attempt=attempt.number, first_sent_at=attempt.first_sent_at, is_recorded=is_recorded)
+
+    async def _record(self, tenant: Tenant, attempt: Attempt, answer: Answer) -> bool:
+        try:
+            return await self._answering.submit(Answered(attempt, answer), source=tenant.number)
+        except TallystickError:
+            # The money is where the answer says. The row shows an attempt without an answer, and recovery
+            # treats that as unknown: it asks the provider.
+            log.exception("answer_not_recorded", provider=attempt.provider, key=attempt.key.hex())
+            return False
+
+    async def _tell_breaker(self, name: str, adapter: Provider) -> None:
+        state = adapter.breaker.state
+        if self._told.get(name, "closed") == state:
+            return
+        self._told[name] = state
+        try:
+            await intents.breaker_changed(self._database, name, _PROCESS, state, adapter.breaker.reason)
+        except TallystickError as error:
+            log.warning("breaker_not_told", provider=name, reason=str(error))
+
+
+async def _call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:
+    try:
+        match instruction:
+            case Charge():
+                return await adapter.charge(instruction, sending)
+            case Refund():
+                return await adapter.refund(instruction, sending)
+            case Transfer():
+                return await adapter.transfer(instruction, sending)
+    except Exception:
+        # A bug of an adapter. Bytes may have left, so it is not known that nothing happened.
+        log.exception("adapter_failed", provider=adapter.facts.name)
+        return Unknown(code="adapter_failed", message="The adapter failed; the log has the trace.")

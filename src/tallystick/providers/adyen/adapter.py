@@ -1,0 +1,190 @@
+"""The adapter: Adyen behind the port. One send per call, our key in its header, nothing repeated."""
+
+import ssl
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Final, assert_never
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.keys import hex64
+from tallystick.core.provider import (
+    Answer,
+    Busy,
+    Charge,
+    Event,
+    EventPage,
+    Forged,
+    Instruction,
+    Looked,
+    Movement,
+    Reachability,
+    Refund,
+    Refused,
+    Sending,
+    Transfer,
+    Undecided,
+    Unknown,
+)
+from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
+from tallystick.providers.adyen.account import AdyenAccount
+from tallystick.providers.adyen.facts import FACTS
+from tallystick.providers.adyen.listing import Broken, Listing
+from tallystick.providers.adyen.objects import transfer_movement
+from tallystick.providers.adyen.reading import fetched_transfer, payment_answer, refund_answer, transfer_answer
+from tallystick.providers.adyen.webhook import receive
+from tallystick.providers.adyen.wording import Wording, charge_wording, is_id, refund_wording, transfer_wording
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.steady import steady
+
+_JSON: Final = ("content-type", "application/json")
+# Any day will do: the answer is not looked at.
+_PING: Final = "createdSince=2020-01-01T00:00:00Z&createdUntil=2020-01-02T00:00:00Z&limit=1"
+_OK: Final = 200
+
+
+class Adyen:
+    """One merchant account and one balance account. Two hosts, one breaker and one gate."""
+
+    facts = FACTS
+
+    def __init__(self, account: AdyenAccount, *, tls: ssl.SSLContext | None = None) -> None:
+        """Raises Misconfigured for an account that could never work."""
+        _check(account)
+        self._account = account
+        self._checkout = Line(
+            FACTS,
+            account.api_base,
+            authorization=self._authorization,
+            requests_per_second=account.requests_per_second,
+            concurrency=account.concurrency,
+            tls=tls,
+        )
+        self.breaker = self._checkout.breaker
+        self._platform = Line(
+            FACTS,
+            account.transfer_api_base,
+            authorization=self._authorization,
+            breaker=self._checkout.breaker,
+            gate=self._checkout.gate,
+            tls=tls,
+        )
+        self._listing = Listing(self._platform, account.balance_account)
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:
+        """Take a payment. `payment_method`: JSON of Adyen's paymentMethod, or the id of a stored one.
+
+        `Done.client_secret` is Adyen's `action`, as JSON, where the customer still has something to do.
+        """
+        wording = charge_wording(charge, self._account)
+        if isinstance(wording, Refused):
+            return wording
+        said = await self._send(self._checkout, wording, sending)
+        return said if isinstance(said, Busy) else payment_answer(said, wording)
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:
+        """Give a payment back. `payment_id` is its pspReference."""
+        wording = refund_wording(refund, self._account)
+        if isinstance(wording, Refused):
+            return wording
+        said = await self._send(self._checkout, wording, sending)
+        return said if isinstance(said, Busy) else refund_answer(said, wording, refund.payment_id)
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+        """Pay a third party. For the forms of `destination` see adyen.destination."""
+        wording = transfer_wording(transfer, self._account)
+        if isinstance(wording, Refused):
+            return wording
+        said = await self._send(self._platform, wording, sending)
+        return said if isinstance(said, Busy) else transfer_answer(said, wording)
+
+    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """Transfers by our reference. Of payments and refunds Adyen tells by webhook alone."""
+        match instruction:
+            case Transfer():
+                return await self._listing.look_up(hex64(instruction.key), first_sent_at=first_sent_at, now=now)
+            case Charge() | Refund():
+                message = "Adyen has no question for payments and refunds: its webhooks and reports tell."
+                return Undecided(code="no_lookup", message=message)
+            case _:
+                assert_never(instruction)
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        """One transfer by its id. Payments and refunds cannot be asked for."""
+        if purpose != "transfer":
+            return Unknown(code="no_lookup", message=f"Adyen shows no {purpose} by its id.")
+        if not is_id(provider_id):
+            return Unknown(code="id_invalid", message="This is no id of Adyen's.")
+        return fetched_transfer(await self._platform.ask("GET", f"/transfers/{provider_id}"))
+
+    def purpose(self, instruction: Instruction) -> Purpose:
+        """Every transfer is one, to a bank or inside the platform."""
+        match instruction:
+            case Charge():
+                return "charge"
+            case Refund():
+                return "refund"
+            case Transfer():
+                return "transfer"
+            case _:
+                assert_never(instruction)
+
+    async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        """Every transfer that left our balance account in [since, until)."""
+        async for transfer in self._listing.transfers(since, until):
+            if isinstance(transfer, Broken):
+                raise ProviderUnreachable("adyen", transfer.message.rstrip("."))
+            movement = transfer_movement(transfer)
+            if movement is None:
+                raise ProviderUnreachable("adyen", f"the amount of transfer {transfer.id} cannot be read")
+            # The end is inclusive at Adyen, and two spans share a moment.
+            if movement.created_at is None or since <= movement.created_at < until:
+                yield movement
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
+        """Adyen keeps no list of events."""
+        del cursor, now
+        raise NotOffered("adyen", "list of events")
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """Both schemes. Neither signs a time, so `now` decides nothing."""
+        del now
+        return receive(self._account, headers, body)
+
+    async def ping(self) -> Reachability:
+        """List the transfers of a day long past."""
+        before = steady()
+        said = await self._platform.ask("GET", f"/transfers?balanceAccountId={self._account.balance_account}&{_PING}")
+        seconds = steady() - before
+        if not isinstance(said.result, Reply):
+            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
+        authorised = said.result.status == _OK
+        detail = "ok" if authorised else f"status {said.result.status}"
+        return Reachability(reachable=True, authorised=authorised, detail=detail, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the connections to both hosts."""
+        await self._checkout.close()
+        await self._platform.close()
+
+    async def _send(self, line: Line, wording: Wording, sending: Sending) -> Said | Busy:
+        headers = (_JSON, ("idempotency-key", wording.reference))
+        return await line.send("POST", wording.path, headers=headers, body=wording.body, sending=sending)
+
+    def _authorization(self) -> Headers:
+        return (("x-api-key", self._account.api_key.reveal()),)
+
+
+def _check(account: AdyenAccount) -> None:
+    if not is_id(account.merchant_account) or not is_id(account.balance_account):
+        raise Misconfigured("adyen: merchant_account and balance_account are names of letters, digits, _ and -")
+    key = account.api_key.reveal()
+    if not key or not key.isascii() or not key.isprintable():
+        raise Misconfigured("adyen: api_key is empty or has characters no API key has")
+    for secret in account.webhook_secrets:
+        try:
+            valid = bool(bytes.fromhex(secret.reveal()))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise Misconfigured("adyen: a webhook secret is not the hexadecimal HMAC key of a webhook")

@@ -1,0 +1,119 @@
+"""Adyen's transfers by time and by our reference, page after page (docs/providers.md 3, Look-up).
+
+A list is the whole list or nothing: a page that is broken, or one page too many, is a reason to answer nothing.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import msgspec
+
+from tallystick.core.provider import Absent, Exchange, Found, Looked, Lookup, Undecided
+from tallystick.providers.adyen.objects import INCOMING, Page, Transfer, read, transfer_movement
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Line
+
+# Six months are allowed; the shortest six in a row have 181 days.
+LONGEST_SPAN: Final = timedelta(days=180)
+# Our clock and Adyen's may differ by this much.
+EARLIER: Final = timedelta(minutes=10)
+PAGE: Final = 100
+# A hundred thousand transfers of one span; more are listed in shorter spans.
+MOST_PAGES: Final = 1000
+# By reference there should be one.
+MOST_LOOKUP_PAGES: Final = 10
+_OK: Final = 200
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The list ended before its end."""
+
+    code: str
+    message: str
+    exchange: Exchange | None = None
+
+
+class Listing:
+    """The transfers out of one balance account."""
+
+    def __init__(self, line: Line, balance_account: str) -> None:
+        """`line` is the balance platform's."""
+        self._line = line
+        self._balance_account = balance_account
+
+    async def look_up(self, reference: str, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """Ask for the transfers under our reference. Several may come: its uniqueness is not promised."""
+        since = first_sent_at - EARLIER
+        # Nothing is sent under the key after its horizon of days: what is there, is in the first half year.
+        until = min(now, since + LONGEST_SPAN)
+        evidence: list[Exchange] = []
+        found: list[Transfer] = []
+        async for page in self._pages(since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES):
+            if isinstance(page, Broken):
+                seen = tuple(evidence) + (() if page.exchange is None else (page.exchange,))
+                return Undecided(code=page.code, message=page.message, evidence=seen)
+            transfers, exchange = page
+            evidence.append(exchange)
+            found.extend(each for each in transfers if each.reference == reference)
+        movements = [transfer_movement(each) for each in found]
+        known = tuple(each for each in movements if each is not None)
+        if len(known) < len(found):
+            message = "Adyen shows a transfer of ours whose amount cannot be read."
+            return Undecided(code="answer_unreadable", message=message, evidence=tuple(evidence))
+        if known:
+            return Found(movements=known, evidence=tuple(evidence))
+        return Absent(lookup=Lookup.EXACT, evidence=tuple(evidence))
+
+    async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer | Broken]:
+        """All that left the account in [since, until)."""
+        for start, end in _spans(since, until):
+            async for page in self._pages(start, end, reference=None, most_pages=MOST_PAGES):
+                if isinstance(page, Broken):
+                    yield page
+                    return
+                for transfer in page[0]:
+                    yield transfer
+
+    async def _pages(
+        self, since: datetime, until: datetime, *, reference: str | None, most_pages: int
+    ) -> AsyncIterator[tuple[list[Transfer], Exchange] | Broken]:
+        query = {
+            "balanceAccountId": self._balance_account,
+            "createdSince": _text(since),
+            # Cut to milliseconds, a transfer made at this very moment would be left out.
+            "createdUntil": _text(until + timedelta(milliseconds=1)),
+            "limit": str(PAGE),
+        }
+        if reference is not None:
+            query["reference"] = reference
+        for _ in range(most_pages):
+            said = await self._line.ask("GET", f"/transfers?{urlencode(query)}")
+            if not isinstance(said.result, Reply):
+                yield Broken("unanswered", f"Adyen did not answer: {said.result.reason}.", said.exchange)
+                return
+            page = read(said.result.body, Page) if said.result.status == _OK else None
+            if page is None:
+                yield Broken("answer_unreadable", f"Adyen answered {said.result.status}.", said.exchange)
+                return
+            yield [each for each in page.data if each.direction != INCOMING], said.exchange
+            if page.links.next is None:
+                return
+            cursor = parse_qs(urlsplit(page.links.next.href).query).get("cursor", [""])[-1]
+            if not cursor:
+                yield Broken("answer_unreadable", "Adyen names a next page without its cursor.", said.exchange)
+                return
+            query["cursor"] = cursor
+        yield Broken("too_many_pages", f"Adyen's list has more than {most_pages} pages.")
+
+
+def _spans(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
+    while since < until:
+        end = min(until, since + LONGEST_SPAN)
+        yield since, end
+        since = end
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,172 @@
+"""The line to one provider: connections, gate and breaker in one, and the evidence of each exchange.
+
+A send passes breaker, gate and the leave to send, in this order; a question passes the gate alone.
+"""
+
+import re
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from tallystick.core.provider import Busy, Exchange, Facts, Sending
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.gate import Gate, TooLong
+from tallystick.providers.http import Http, NotSent, Reply, Result, Unanswered
+from tallystick.providers.steady import steady
+
+# Enough of a body to recognise what a provider said, and little enough for a row.
+SAID_CHARACTERS: Final = 500
+# How long a question may wait for its turn. A send has its leave instead.
+QUESTION_SECONDS: Final = 30.0
+_DEFAULT_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 3600.0
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
+# Shorter header values are no secrets, and may stand in any body.
+_SHORTEST_SECRET: Final = 16
+_REQUEST_IDS: Final = ("request-id", "pspreference", "x-request-id", "x-external-correlation-id", "x-trace-id")
+# What a body may hold that opens something: a client secret, a session, a token.
+_CONFIDENTIAL: Final = re.compile(
+    r'("(?:client_secret|sessionData|paymentData|authorisationToken|access_token|token|secret)"\s*:\s*")[^"]*'
+)
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What came of a call, and its evidence."""
+
+    result: Result
+    exchange: Exchange
+
+
+class Line:
+    """One provider's, shared by all calls of this process.
+
+    `authorization` gives the headers that prove who we are; they are fetched for each call and kept nowhere else.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        base: str,
+        *,
+        authorization: Callable[[], Headers],
+        requests_per_second: float | None = None,
+        concurrency: int | None = None,
+        breaker: Breaker | None = None,
+        gate: Gate | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Two lines of one provider (Adyen has two hosts) share a breaker and a gate."""
+        self._facts = facts
+        self._http = Http(base, tls=tls)
+        self._authorization = authorization
+        self.breaker = breaker or Breaker()
+        self.gate = gate or Gate(requests_per_second or facts.requests_per_second, concurrency or facts.concurrency)
+
+    async def send(
+        self, method: str, path: str, *, headers: Headers = (), body: bytes = b"", sending: Sending
+    ) -> Said | Busy:
+        """A call that may move money. Busy: breaker, gate or clock stopped it, and not one byte was written."""
+        away = self.breaker.admit(steady())
+        if away > 0:
+            return Busy(
+                code="breaker_open",
+                message=f"{self._facts.name} is not answering ({self.breaker.reason}); nothing was sent.",
+                after_seconds=away,
+            )
+        try:
+            async with self.gate.turn(sending.sendable_until):
+                said = await self._exchange(method, path, headers, body, sendable_until=sending.sendable_until)
+        except TooLong as error:
+            return Busy(
+                code="gate_full",
+                message=f"Too much is waiting for {self._facts.name}; nothing was sent.",
+                after_seconds=max(_DEFAULT_PAUSE_SECONDS, error.wait_seconds),
+            )
+        self._notice(said.result)
+        if isinstance(said.result, NotSent):
+            return Busy(
+                code="not_after_passed" if said.result.expired else "unreachable",
+                message=f"{self._facts.name}: {said.result.reason}; nothing was sent.",
+                after_seconds=_DEFAULT_PAUSE_SECONDS,
+                evidence=(said.exchange,),
+            )
+        return said
+
+    async def ask(self, method: str, path: str, *, headers: Headers = (), body: bytes = b"") -> Said:
+        """A call that moves nothing."""
+        until = steady() + QUESTION_SECONDS
+        try:
+            async with self.gate.turn(until):
+                return await self._exchange(method, path, headers, body, sendable_until=until)
+        except TooLong as error:
+            reason = f"too much is waiting for {self._facts.name} ({error})"
+            return Said(NotSent(reason), Exchange(asked=f"{method} {path}", status=0, said=reason))
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        await self._http.close()
+
+    async def _exchange(self, method: str, path: str, headers: Headers, body: bytes, *, sendable_until: float) -> Said:
+        authorization = self._authorization()
+        request = self._http.request(method, path, (*authorization, *headers), body)
+        result = await self._http.send(
+            request, sendable_until=sendable_until, answer_seconds=self._facts.answer_seconds
+        )
+        if isinstance(result, Reply):
+            result = _without_echo(result, authorization)
+            if result.status == _TOO_MANY:
+                self.gate.bucket.slow_down(steady(), retry_after_seconds(result) or _DEFAULT_PAUSE_SECONDS)
+            exchange = Exchange(
+                asked=f"{method} {path}",
+                status=result.status,
+                request_id=_request_id(result),
+                said=excerpt(result.body),
+            )
+        else:
+            exchange = Exchange(asked=f"{method} {path}", status=0, said=result.reason)
+        return Said(result, exchange)
+
+    def _notice(self, result: Result) -> None:
+        match result:
+            case Reply() if result.status < _SERVER_ERROR or "idempotent-replayed" in result.headers:
+                # A stored 500 that is replayed tells of a past trouble, not of a present one.
+                self.breaker.succeeded()
+            case Reply():
+                self.breaker.failed(steady(), f"status {result.status}")
+            case NotSent() if result.expired:
+                pass
+            case NotSent() | Unanswered():
+                self.breaker.failed(steady(), result.reason)
+
+
+def retry_after_seconds(reply: Reply) -> float | None:
+    """What the provider asked for in Retry-After, in seconds and within reason; None without."""
+    text = reply.headers.get("retry-after", "").strip()
+    return min(float(text), _LONGEST_PAUSE_SECONDS) if text.isascii() and text.isdigit() else None
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of a body as text that may be stored and shown."""
+    text = body[: SAID_CHARACTERS * 2].decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return _CONFIDENTIAL.sub(r"\1(hidden)", text)[:SAID_CHARACTERS]
+
+
+def _without_echo(reply: Reply, authorization: Headers) -> Reply:
+    """A provider, or a proxy before it, may repeat our credentials in an error: they must not come further."""
+    for _, value in authorization:
+        secret = value.rpartition(" ")[2].encode("latin-1")
+        if len(secret) >= _SHORTEST_SECRET and secret in reply.body:
+            reply = msgspec.structs.replace(reply, body=reply.body.replace(secret, b"(hidden)"))
+    return reply
+
+
+def _request_id(reply: Reply) -> str:
+    for name in _REQUEST_IDS:
+        if name in reply.headers:
+            return reply.headers[name][:SAID_CHARACTERS]
+    return ""

@@ -1,0 +1,78 @@
+"""The port: what every provider's adapter promises. The words are in `core.provider`."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import (
+    Answer,
+    Charge,
+    Event,
+    EventPage,
+    Facts,
+    Forged,
+    Instruction,
+    Looked,
+    Movement,
+    Reachability,
+    Refund,
+    Sending,
+    Transfer,
+)
+from tallystick.providers.breaker import Breaker
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Provider(Protocol):
+    """One provider, one account.
+
+    The three that move money take a `Sending`: without a committed intent there is none. They never raise for
+    what the provider or the wire did: whatever is not certain is `Unknown`. An amount the provider cannot write
+    exactly is `Refused` before anything is sent. They send once: retries are the caller's, under the same key.
+    """
+
+    facts: Facts
+    breaker: Breaker
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:
+        """Create the payment under the charge's key."""
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:
+        """Refund a payment under the refund's key."""
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+        """Pay a third party under the transfer's key."""
+
+    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """Ask the provider's books whether it happened. Sends no money, uses no key."""
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        """One movement by the provider's id, with its client secret where there is one. Done, or Unknown."""
+
+    def purpose(self, instruction: Instruction) -> Purpose:
+        """What the provider calls it: a Transfer is a transfer or a payout, by its destination."""
+
+    def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        """Everything in the provider's books that was made in [since, until), of the kinds in `facts.lists`.
+
+        Raises ProviderUnreachable when the list breaks off: half a list must not pass for the whole.
+        """
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
+        """Events after the cursor; None starts as far back as the provider reaches. None is left out.
+
+        Some may be told again, where the provider's list is by time: their dedup_key tells.
+
+        Raises ProviderUnreachable, and NotOffered where `facts.events_reach` is None.
+        """
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """Verify a webhook on its raw bytes and read its items. All or nothing: one forged item forges the whole."""
+
+    async def ping(self) -> Reachability:
+        """One harmless authorised question."""
+
+    async def close(self) -> None:
+        """Close the connections."""

@@ -1,0 +1,104 @@
+"""One SQLite file, and when what is in it may be told to a client.
+
+Everything a request changes runs in the current transaction; one commit per turn of the event loop covers all
+requests of that turn, and only then do their replies leave. So a client was never told what a SIGKILL can undo.
+`synchronous=NORMAL` is enough for that: a commit is in the file's WAL, in the kernel's hands, when it returns;
+only a power cut could lose it.
+
+    request ─┐
+    request ─┼─> transaction ─> commit (next turn) ─> replies
+    request ─┘      each in a SAVEPOINT: one that raises is rolled back alone
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class File:
+    """A connection with group commit. One thread."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._connection = sqlite3.connect(path, timeout=0.2, isolation_level=None, cached_statements=512)
+        # Two simulators on one file would issue the same ids: the second must fail at once.
+        self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        # A checkpoint waits for the disk, and every client with it: rather few large ones (pages of 4 KB).
+        self._connection.execute("PRAGMA wal_autocheckpoint=4000")
+        self._connection.execute("PRAGMA cache_size=-65536")
+        # Savepoints keep the pages they may have to put back: in memory.
+        self._connection.execute("PRAGMA temp_store=MEMORY")
+        self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
+
+    def close(self) -> None:
+        """Commit what is open, then close."""
+        self.commit()
+        self._connection.close()
+
+    def execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
+        """Run one statement in the current transaction, which it opens if there is none."""
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection.execute(sql, values)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A part of the transaction that is undone if it raises; its neighbours stay."""
+        self.execute("SAVEPOINT alone")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK TO alone")
+            self._connection.execute("RELEASE alone")
+            self.forget_what_was_read()
+            raise
+        self._connection.execute("RELEASE alone")
+
+    def after_commit(self, callback: Callable[[sqlite3.Error | None], None]) -> None:
+        """Call back when everything up to now is safe, or with the error that undid it.
+
+        All of one turn of the event loop share one commit. Called from the commit itself: work that comes after it
+        belongs to the next.
+        """
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._waiting.append(callback)
+
+    def committed(self) -> asyncio.Future[None]:
+        """Done when everything up to now is safe."""
+        future = asyncio.get_running_loop().create_future()
+
+        def tell(error: sqlite3.Error | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.after_commit(tell)
+        return future
+
+    def commit(self) -> None:
+        """Make everything up to now safe, at once."""
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+
+    def _end_turn(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        failed: sqlite3.Error | None = None
+        try:
+            self.commit()
+        except sqlite3.Error as error:
+            self._connection.rollback()
+            self.forget_what_was_read()
+            failed = error
+        for callback in waiting:
+            callback(failed)
+
+    def forget_what_was_read(self) -> None:
+        """Called when something was rolled back: what is held in memory may no longer be what is stored."""

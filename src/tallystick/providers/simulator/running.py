@@ -1,0 +1,86 @@
+"""The simulator in a process of its own: listen, say where in one line of JSON, stop on SIGTERM.
+
+Used by the command line, and by `python -m tallystick.providers.simulator`.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from tallystick.providers.simulator.dialect import Endpoint
+from tallystick.providers.simulator.dialects import every_dialect
+from tallystick.providers.simulator.page import SimulatorPage
+from tallystick.providers.simulator.server import Page, Simulator
+
+
+def run(
+    books: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    faults: str = "",
+    seed: int = 0,
+    endpoints: Mapping[str, Endpoint] | None = None,
+    anywhere: bool = False,
+    page: Page | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. `faults` is a plan, or the path of a file with one."""
+    uvloop.run(
+        _serve(
+            books,
+            host=host,
+            port=port,
+            plan=plan_text(faults),
+            seed=seed,
+            endpoints=endpoints or {},
+            anywhere=anywhere,
+            page=page,
+        )
+    )
+
+
+def plan_text(faults: str) -> str:
+    """The plan itself, or what the file of that name holds. A rule has a colon and a dot, and no file is meant."""
+    if faults and ":" not in faults and Path(faults).is_file():
+        return Path(faults).read_text(encoding="utf-8")
+    return faults
+
+
+def endpoint(text: str) -> tuple[str, Endpoint]:
+    """`DIALECT=URL,SECRET[,SECRET]`. Raises ValueError."""
+    dialect, _, rest = text.partition("=")
+    url, *secrets = rest.split(",")
+    if not dialect or not url or not secrets:
+        raise ValueError(f"{text.partition('=')[0]!r}: an endpoint is DIALECT=URL,SECRET[,SECRET]")
+    return dialect, Endpoint(url, tuple(secrets))
+
+
+async def _serve(
+    books: Path,
+    *,
+    host: str,
+    port: int,
+    plan: str,
+    seed: int,
+    endpoints: Mapping[str, Endpoint],
+    anywhere: bool,
+    page: Page | None,
+) -> None:
+    simulator = Simulator(
+        books, every_dialect(), seed=seed, plan=plan, page=page or SimulatorPage(every_dialect(), host)
+    )
+    simulator.set_endpoints(endpoints)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await simulator.start(host, port, anywhere=anywhere)
+    sys.stdout.write(json.dumps({"url": simulator.url}) + "\n")
+    sys.stdout.flush()
+    await stopped.wait()
+    await simulator.stop()

@@ -1,0 +1,175 @@
+"""The simulator as a whole: one HTTP server, the books, and what happens by itself as the clock goes on.
+
+/stripe /adyen /square /wise   the dialects
+/_sim/...                      control
+everything else                the page, if there is one
+"""
+
+import asyncio
+import ipaddress
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.clock import Clock
+from tallystick.providers.simulator.control import Control
+from tallystick.providers.simulator.dialect import Dialect, Endpoint, Reply, Request
+from tallystick.providers.simulator.faults import Faults
+from tallystick.providers.simulator.handling import ROLL_FORWARD, Handling
+from tallystick.providers.simulator.keys import Keys
+from tallystick.providers.simulator.webhooks import Webhooks
+from tallystick.providers.simulator.wire import Connection, Exchange
+
+Page = Callable[[Request, Control], Reply | None]
+
+# Actions taken from the agenda in one go.
+_AGENDA_BATCH: Final = 500
+# Seconds after which the agenda is looked at in any case: simulated time is real time plus an offset.
+_LONGEST_WAIT: Final = 5.0
+_LOG: Final = logging.getLogger(__name__)
+
+
+class NotLoopback(ValueError):
+    """The control API has no password; it must not be reachable from elsewhere by accident."""
+
+
+class Simulator:
+    """A provider that misbehaves on demand. `page` answers what no dialect does; None from it is a 404."""
+
+    def __init__(
+        self, path: Path, dialects: Sequence[Dialect], *, seed: int = 0, plan: str = "", page: Page | None = None
+    ) -> None:
+        self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self.faults = Faults(seed)
+        self.faults.add(plan)
+        self.books = Books(path, [switch for dialect in dialects for switch in dialect.switches])
+        self.clock = Clock(self.books)
+        self._keys = Keys(self.books)
+        self._webhooks = Webhooks(self.books, self.clock, self.faults, self._dialects)
+        self._handling = Handling(books=self.books, clock=self.clock, faults=self.faults, keys=self._keys)
+        self.control = Control(
+            books=self.books,
+            clock=self.clock,
+            faults=self.faults,
+            keys=self._keys,
+            webhooks=self._webhooks,
+            dialects=self._dialects,
+            settle=self._settle,
+            forget_delayed=self._handling.forget_delayed,
+        )
+        self._page = page
+        self._connections: set[Connection] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._awake = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self.url = ""
+
+    def set_endpoints(self, endpoints: Mapping[str, Endpoint]) -> None:
+        """Where webhooks go from now on."""
+        for dialect, endpoint in endpoints.items():
+            self.books.set_endpoint(dialect, endpoint)
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0, *, anywhere: bool = False) -> None:
+        """Listen. Raises NotLoopback for another address, unless it may be `anywhere`."""
+        if not anywhere and not ipaddress.ip_address(host).is_loopback:
+            raise NotLoopback(f"{host} is not loopback, and the control API has no password")
+        self.books.announce = self._webhooks.announce
+        self.books.wake = self._awake.set
+        self.books.commit()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self._connections), host, port, backlog=1024
+        )
+        bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
+        self.url = f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+        self._tending = asyncio.create_task(self._tend(), name="simulator")
+
+    async def stop(self) -> None:
+        """Stop listening, break off what is under way, close the books."""
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        await self._webhooks.stop()
+        self.books.close()
+
+    def _handle(self, request: Request, exchange: Exchange) -> None:
+        _, name, *_ = (*request.path.split("/", 2), "")
+        dialect = self._dialects.get(name)
+        if dialect is not None:
+            below = Request(
+                request.method, request.path[len(name) + 1 :] or "/", request.query, request.headers, request.body
+            )
+            self._handling.handle(dialect, below, exchange)
+            return
+        if name == "_sim":
+            task = asyncio.create_task(self._answer_control(request, exchange))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            return
+        found = None if self._page is None else self._page(request, self.control)
+        reply = found or Reply(404, b'{"error":"not found"}')
+        # A form of the page may have changed the books.
+        self.books.after_commit(lambda error: exchange.answer(reply if error is None else Reply(500)))
+
+    async def _answer_control(self, request: Request, exchange: Exchange) -> None:
+        exchange.answer(await self.control.answer(request))
+
+    # -- what happens by itself
+
+    async def _tend(self) -> None:
+        while True:
+            self._awake.clear()
+            self._run_agenda()
+            await self.books.committed()
+            self._webhooks.start_due()
+            try:
+                await asyncio.wait_for(self._awake.wait(), self._until_next())
+            except TimeoutError:
+                continue
+
+    def _until_next(self) -> float:
+        known = [at for at in (self.books.next_due_at(), self._webhooks.next_due_at()) if at is not None]
+        self.books.after_commit(_report_failure)
+        if not known:
+            return _LONGEST_WAIT
+        return min(max(_seconds(self.clock.now(), min(known)), 0.001), _LONGEST_WAIT)
+
+    def _run_agenda(self) -> int:
+        due = self.books.due(self.clock.now(), _AGENDA_BATCH)
+        for item in due:
+            self.books.done(item)
+            dialect = self._dialects[item.dialect]
+            try:
+                with self.books.alone():
+                    if item.action == ROLL_FORWARD:
+                        self._handling.roll_forward(dialect, item.object_id)
+                    else:
+                        dialect.act(self.books, self.clock.now(), item.action, item.object_id)
+            except Exception:  # noqa: BLE001  a bug in a dialect must not end the server
+                # An object may have been cancelled, or the books reset, since this was put on the agenda.
+                _LOG.exception("%s could not %s %s", item.dialect, item.action, item.object_id)
+        return len(due)
+
+    async def _settle(self) -> None:
+        """Run everything that is due, also what that makes due."""
+        while self._run_agenda():
+            pass
+        await self._webhooks.drain()
+
+
+def _seconds(now: datetime, then: datetime) -> float:
+    return (then - now).total_seconds()
+
+
+def _report_failure(error: sqlite3.Error | None) -> None:
+    if error is not None:
+        _LOG.error("the books could not be committed: %s", error)

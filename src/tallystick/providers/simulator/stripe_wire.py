@@ -1,0 +1,223 @@
+"""Stripe's wire: form-encoded parameters in, JSON and its error envelope out (docs/providers.md 2.1, 2.4, 8)."""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, NoReturn
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from tallystick.core.currencies import EXPONENTS, WIRE_RULES
+from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.dialect import Reply, Request
+
+DIALECT: Final = "stripe"
+API_VERSION: Final = "2026-10-28.endive"
+JSON: Final = ("content-type", "application/json")
+# docs/providers.md 1, Our own reference.
+MOST_METADATA: Final = 50
+LONGEST_METADATA_KEY: Final = 40
+LONGEST_METADATA_VALUE: Final = 500
+# Digits: twelve are more than any real movement, and still exact in every reader of JSON.
+LARGEST_AMOUNT: Final = 999_999_999_999
+# docs/providers.md 2.9: where a client puts its own id.
+REFERENCE_FIELDS: Final = ("tally_key", "ref", "reference")
+_ENCODE: Final = msgspec.json.Encoder().encode
+_KEPT: Final = frozenset({"_account", "_reference"})
+_PART: Final = re.compile(r"[^\[\]]+")
+
+Parameters = dict[str, Any]
+
+
+class Refusal(Exception):
+    """The request ends with this reply. Raised by whoever sees the reason, caught where the call is answered."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Who asks: `account` is the connected account the call is made for, "" for the platform itself.
+
+    What Stripe does by itself has no request id and no key.
+    """
+
+    request_id: str
+    key: str | None
+    account: str
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(7)}"
+
+
+def context(request: Request) -> Context:
+    key = request.headers.get("idempotency-key") if request.method == "POST" else None
+    return Context(new_request_id(), key or None, request.headers.get("stripe-account", ""))
+
+
+def good(context: Context, body: Mapping[str, Any]) -> Reply:
+    """200 with the object."""
+    return Reply(200, _ENCODE(body), headers(context))
+
+
+def headers(context: Context) -> tuple[tuple[str, str], ...]:
+    own = (JSON, ("request-id", context.request_id), ("stripe-version", API_VERSION))
+    return own if context.key is None else (*own, ("idempotency-key", context.key))
+
+
+def problem(
+    status: int,
+    message: str,
+    *,
+    context: Context | None = None,
+    type: str = "invalid_request_error",  # noqa: A002  Stripe's word
+    **fields: Any,  # noqa: ANN401  code, param, decline_code, payment_intent ...
+) -> Reply:
+    """The error envelope."""
+    who = context or Context(new_request_id(), None, "")
+    return Reply(status, _ENCODE({"error": {"message": message, "type": type, **fields}}), headers(who))
+
+
+def refuse(status: int, message: str, context: Context, **fields: Any) -> NoReturn:  # noqa: ANN401
+    raise Refusal(problem(status, message, context=context, **fields))
+
+
+def missing(context: Context, what: str, id_: str, param: str = "id", status: int = 404) -> NoReturn:
+    refuse(status, f"No such {what}: '{id_}'", context, code="resource_missing", param=param)
+
+
+def parameters(request: Request) -> Parameters:
+    """The body or the query, nested: `metadata[order]=7`, `expand[0]=data`, `created[gte]=1`."""
+    if request.method == "POST":
+        body = request.body.decode("utf-8", "replace")
+        pairs: Iterable[tuple[str, str]] = ((_plain(name), _plain(value)) for name, value in _split(body))
+    else:
+        pairs = ((name, value) for name, values in request.query.items() for value in values)
+    found: Parameters = {}
+    for name, value in pairs:
+        if "[" not in name:
+            found[name] = value
+            continue
+        *outer, last = _PART.findall(name) + (["[]"] if name.endswith("[]") else [])
+        inner = found
+        for part in outer:
+            deeper = inner.setdefault(part, {})
+            inner = deeper if isinstance(deeper, dict) else {}
+        inner[str(len(inner)) if last == "[]" else last] = value
+    return found
+
+
+def _split(body: str) -> Iterable[tuple[str, str]]:
+    for pair in body.split("&"):
+        name, _, value = pair.partition("=")
+        if name:
+            yield name, value
+
+
+def _plain(quoted: str) -> str:
+    return unquote_plus(quoted) if "%" in quoted or "+" in quoted else quoted
+
+
+def check_names(given: Parameters, known: frozenset[str], context: Context) -> None:
+    for name in given:
+        if name not in known and name != "expand":
+            refuse(400, f"Received unknown parameter: {name}", context, code="parameter_unknown", param=name)
+
+
+def text(given: Parameters, name: str, context: Context) -> str:
+    """A parameter that must be there."""
+    value = given.get(name)
+    if value is None:
+        refuse(400, f"Missing required param: {name}.", context, code="parameter_missing", param=name)
+    if not isinstance(value, str) or not value:
+        message = f"You passed an empty string for '{name}'."
+        refuse(400, message, context, code="parameter_invalid_empty", param=name)
+    return value
+
+
+def amount(given: Parameters, context: Context, *, currency: str, payout: bool = False) -> int:
+    """A positive integer that Stripe can write in this currency (docs/providers.md 2.12)."""
+    raw = text(given, "amount", context)
+    if not re.fullmatch(r"-?[0-9]{1,40}", raw):
+        refuse(400, f"Invalid integer: {raw[:60]}", context, code="parameter_invalid_integer", param="amount")
+    value = int(raw)
+    if value < 1:
+        message = "This value must be greater than or equal to 1."
+        refuse(400, message, context, code="parameter_invalid_integer", param="amount")
+    if value > LARGEST_AMOUNT:
+        message = f"Amount must be no more than {LARGEST_AMOUNT}."
+        refuse(400, message, context, code="amount_too_large", param="amount")
+    rule = WIRE_RULES[DIALECT].get(currency.upper())
+    step = 1 if rule is None else max(rule.step, rule.payout_step if payout else 1)
+    if value % step:
+        message = f"Invalid amount: in {currency} it must be divisible by {step}."
+        refuse(400, message, context, code="parameter_invalid_integer", param="amount")
+    return value
+
+
+def currency(given: Parameters, context: Context) -> str:
+    code = text(given, "currency", context).lower()
+    if code.upper() not in EXPONENTS:
+        refuse(400, f"Invalid currency: {code[:60]}", context, param="currency")
+    return code
+
+
+def metadata(given: Parameters, context: Context) -> dict[str, str]:
+    found = given.get("metadata") or {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        refuse(400, "Invalid hash", context, code="parameter_invalid_empty", param="metadata")
+    too_long = (len(key) > LONGEST_METADATA_KEY or len(value) > LONGEST_METADATA_VALUE for key, value in found.items())
+    if len(found) > MOST_METADATA or any(too_long):
+        limits = f"{MOST_METADATA} keys of {LONGEST_METADATA_KEY} with values of {LONGEST_METADATA_VALUE} characters"
+        refuse(400, f"Metadata can have {limits}.", context, param="metadata")
+    return found
+
+
+def reference(found: Mapping[str, str]) -> str:
+    return next((found[name] for name in REFERENCE_FIELDS if found.get(name)), "")
+
+
+def unix(at: datetime) -> int:
+    return int(at.timestamp())
+
+
+def rendered(body: dict[str, Any]) -> dict[str, Any]:
+    """Without what the simulator keeps for itself beside the provider's fields."""
+    if _KEPT.isdisjoint(body):
+        return body
+    return {name: value for name, value in body.items() if name not in _KEPT}
+
+
+def by_itself(body: Mapping[str, Any]) -> Context:
+    """The context of what happens to this object later."""
+    return Context("", None, body.get("_account", ""))
+
+
+def owned(context: Context) -> dict[str, str]:
+    """What marks an object of a connected account."""
+    return {"_account": context.account} if context.account else {}
+
+
+def emit(books: Books, now: datetime, type: str, body: dict[str, Any], context: Context) -> None:  # noqa: A002
+    """An Event with a snapshot of the object, and the key that caused it (docs/providers.md 2.9, 2.10)."""
+    event = {
+        "id": books.next_id("evt_"),
+        "object": "event",
+        "api_version": API_VERSION,
+        "created": unix(now),
+        "data": {"object": rendered(body)},
+        "livemode": False,
+        "pending_webhooks": 0 if books.endpoint(DIALECT) is None else 1,
+        "request": {
+            "id": context.request_id or None,
+            "idempotency_key": context.key,
+        },
+        "type": type,
+    }
+    if body.get("_account"):
+        event["account"] = body["_account"]
+    books.emit(DIALECT, type, event, now, body["id"])

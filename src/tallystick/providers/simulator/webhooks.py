@@ -1,0 +1,182 @@
+"""Webhooks: each event to the dialect's endpoint, signed, again and again by the provider's own schedule.
+
+A delivery is a row of the books, so it survives a restart; only a 2xx ends it well (docs/providers.md 2.10). Gaps
+run on the simulated clock; the deadline of one attempt is real time. Attempts never block the API.
+
+    pending ──> delivered     2xx
+       │    ──> failed        the schedule is used up, or it was a forgery, which nobody repeats
+       └──────> pending       anything else: due again after the next gap
+    lost                      a fault: never sent
+"""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from tallystick.providers.simulator import statements, tricks
+from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.clock import Clock
+from tallystick.providers.simulator.dialect import Dialect
+from tallystick.providers.simulator.faults import Faults
+from tallystick.providers.simulator.posting import NotDelivered, post
+from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
+
+_SQL: Final = statements.load("webhooks.sql")
+# Attempts under way at once, over all dialects.
+MOST_AT_ONCE: Final = 64
+# Seconds the receiver has: docs/providers.md 3 and 4 (10 s), 5 (5 s); Stripe's is not published (2.10).
+ANSWER_SECONDS: Final = {"stripe": 10.0, "adyen": 10.0, "square": 10.0, "wise": 5.0}
+# One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
+IN_ORDER: Final = frozenset({"adyen"})
+# A held event follows the next one by this long.
+_BEHIND_SECONDS: Final = 1.0
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One attempt that is due."""
+
+    number: int
+    dialect: str
+    event_id: str
+    trick: str
+    attempts: int
+
+
+class Webhooks:
+    """What is sent, and what became of it."""
+
+    def __init__(self, books: Books, clock: Clock, faults: Faults, dialects: Mapping[str, Dialect]) -> None:
+        self._books = books
+        self._clock = clock
+        self._faults = faults
+        self._dialects = dialects
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+
+    def announce(self, event: Event) -> None:
+        """Queue the deliveries of a new event."""
+        strike = self._faults.strike_webhook(event.dialect, event.type, event.id)
+        now = self._clock.now()
+        if strike is not None and strike.fault.name == "webhook_two_events":
+            self._insert(self._twin(event), tricks.Planned(), now)
+        for planned in tricks.planned(strike):
+            self._insert(event, planned, now)
+        if strike is None or strike.fault.name != "webhook_reordered":
+            behind = to_microseconds(now + timedelta(seconds=_BEHIND_SECONDS))
+            self._books.execute(_SQL["release_held"], (behind, event.dialect))
+        self._books.wake()
+
+    def _twin(self, event: Event) -> Event:
+        """The same change under another event id (docs/providers.md 2.10)."""
+        twin_id = self._books.next_id("evt_")
+        body = {name: twin_id if value == event.id else value for name, value in event.body.items()}
+        twin = msgspec.structs.replace(event, id=twin_id, body=body)
+        self._books.store_event(twin)
+        return twin
+
+    def _insert(self, event: Event, planned: tricks.Planned, now: datetime) -> None:
+        due_at = to_microseconds(now + timedelta(seconds=planned.after_seconds))
+        self._books.execute(_SQL["insert"], (event.dialect, event.id, planned.trick, due_at, planned.state))
+
+    def resend(self, dialect: str, event_id: str) -> None:
+        """Send a stored event once more, by hand. Raises KeyError when there is none."""
+        event = self._books.event(dialect, event_id)
+        if event is None:
+            raise KeyError(event_id)
+        self._insert(event, tricks.Planned(), self._clock.now())
+        self._books.wake()
+
+    def start_due(self) -> None:
+        """Begin every attempt that is due, as far as there is room. The books must be committed."""
+        now = to_microseconds(self._clock.now())
+        room = MOST_AT_ONCE - len(self._under_way)
+        if room <= 0:
+            return
+        rows = self._books.execute(_SQL["due"], (now, MOST_AT_ONCE + len(self._under_way))).fetchall()
+        due = [Delivery(*row) for row in rows]
+        heads = [self._head(dialect, now) for dialect in sorted({each.dialect for each in due} & IN_ORDER)]
+        ready = [each for each in due if each.dialect not in IN_ORDER and each.number not in self._under_way]
+        for delivery in (*(head for head in heads if head is not None), *ready[:room]):
+            task = asyncio.create_task(self._attempt(delivery), name=f"webhook {delivery.number} {delivery.dialect}")
+            self._under_way[delivery.number] = task
+
+    def _head(self, dialect: str, now: int) -> Delivery | None:
+        row = None if self._is_held_up(dialect, now) else self._books.execute(_SQL["head"], (dialect, now)).fetchone()
+        return None if row is None else Delivery(*row)
+
+    def _is_held_up(self, dialect: str, now: int) -> bool:
+        if any(task.get_name().endswith(f" {dialect}") for task in self._under_way.values()):
+            return True
+        return self._books.execute(_SQL["blocked"], (dialect, now)).fetchone() is not None
+
+    async def _attempt(self, delivery: Delivery) -> None:
+        try:
+            status, note = await self._send(delivery)
+            self._record(delivery, is_good=200 <= status < 300, note=note)  # noqa: PLR2004  the class of success
+            await self._books.committed()
+        finally:
+            del self._under_way[delivery.number]
+            self._books.wake()
+
+    async def _send(self, delivery: Delivery) -> tuple[int, str]:
+        event = self._books.event(delivery.dialect, delivery.event_id)
+        endpoint = self._books.endpoint(delivery.dialect)
+        if event is None or endpoint is None:
+            return 0, "no endpoint"
+        dialect = self._dialects[delivery.dialect]
+        now = self._clock.now()
+        try:
+            notification = tricks.notification(dialect, event.body, endpoint, now=now, trick=delivery.trick)
+        except ValueError as error:
+            # A secret that is none of this dialect's: as bad as a receiver that refuses, and as often tried.
+            return 0, f"not signed: {error}"
+        try:
+            seconds = ANSWER_SECONDS[delivery.dialect]
+            status = await post(endpoint.url, notification.headers, notification.body, seconds=seconds)
+        except NotDelivered as trouble:
+            return 0, str(trouble)
+        return status, f"HTTP {status}"
+
+    def _record(self, delivery: Delivery, *, is_good: bool, note: str) -> None:
+        attempts = delivery.attempts + 1
+        gaps = self._dialects[delivery.dialect].retry_gaps_seconds
+        due_at = self._clock.now()
+        state = "delivered"
+        if not is_good:
+            is_last = attempts > len(gaps) or tricks.is_sent_once(delivery.trick)
+            state = "failed" if is_last else "pending"
+            due_at += timedelta(seconds=0 if is_last else gaps[attempts - 1])
+        # Only a first attempt is made wrong; what is left on a row that is done tells what it was.
+        trick = "" if state == "pending" else delivery.trick
+        values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
+        self._books.execute(_SQL["record"], values)
+
+    def next_due_at(self) -> datetime | None:
+        """When the next attempt that is not due yet will be."""
+        row = self._books.execute(_SQL["next"], (to_microseconds(self._clock.now()),)).fetchone()
+        return None if row[0] is None else from_microseconds(row[0])
+
+    async def drain(self) -> None:
+        """Return when nothing due is left. Each attempt has a deadline, so this has."""
+        while True:
+            await self._books.committed()
+            self.start_due()
+            if not self._under_way:
+                return
+            await asyncio.wait(self._under_way.values())
+
+    async def stop(self) -> None:
+        """Break off; what was not answered stays pending."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def report(self, *, dialect: str = "", state: str = "", limit: int = 100) -> list[dict[str, Any]]:
+        """Deliveries, newest first."""
+        names = ("number", "dialect", "event_id", "trick", "due_at", "attempts", "state", "note")
+        rows = self._books.execute(_SQL["list"], (dialect, dialect, state, state, limit))
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return [{**row, "due_at": from_microseconds(row["due_at"])} for row in found]

@@ -1,0 +1,38 @@
+-- name: insert
+INSERT INTO delivery (dialect, event_id, trick, due_at, attempts, state, note) VALUES (?, ?, ?, ?, 0, ?, '');
+
+-- name: release_held
+-- What was held back goes out after the one that came next.
+UPDATE delivery SET trick = '', due_at = ? WHERE dialect = ? AND trick = 'reordered' AND state = 'pending';
+
+-- name: due
+SELECT number, dialect, event_id, trick, attempts
+  FROM delivery
+ WHERE state = 'pending' AND due_at <= ?
+ ORDER BY due_at, number
+ LIMIT ?;
+
+-- name: head
+-- The oldest of a queue that keeps its order, however late its next attempt is.
+SELECT number, dialect, event_id, trick, attempts
+  FROM delivery
+ WHERE state = 'pending' AND dialect = ? AND due_at <= ?
+ ORDER BY number
+ LIMIT 1;
+
+-- name: blocked
+-- A queue that keeps its order waits for its failed head.
+SELECT 1 FROM delivery WHERE state = 'pending' AND dialect = ? AND attempts > 0 AND due_at > ? LIMIT 1;
+
+-- name: next
+SELECT min(due_at) FROM delivery WHERE state = 'pending' AND due_at > ?;
+
+-- name: record
+UPDATE delivery SET state = ?, attempts = ?, due_at = ?, note = ?, trick = ? WHERE number = ?;
+
+-- name: list
+SELECT number, dialect, event_id, trick, due_at, attempts, state, note
+  FROM delivery
+ WHERE (? = '' OR dialect = ?) AND (? = '' OR state = ?)
+ ORDER BY number DESC
+ LIMIT ?;

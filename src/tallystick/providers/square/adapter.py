@@ -1,0 +1,177 @@
+"""Square on the port: one POST per instruction, under our key, sent once.
+
+The official package is not used: it retries by itself and waits for 60 s (docs/providers.md 4, SDK). What is written
+and what is believed is decided in `request` and `reply`; this carries it to the wire.
+"""
+
+import ssl
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import (
+    Answer,
+    Busy,
+    Charge,
+    Done,
+    Event,
+    EventPage,
+    Facts,
+    Forged,
+    Instruction,
+    Looked,
+    Movement,
+    Reachability,
+    Refund,
+    Refused,
+    Sending,
+    Transfer,
+    Unknown,
+)
+from tallystick.errors import Misconfigured
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line
+from tallystick.providers.square import listing, lookup, webhook
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.facts import FACTS, SQUARE_VERSION
+from tallystick.providers.square.objects import PATHS, Unreadable, is_id
+from tallystick.providers.square.objects import read_reply as read_object_of
+from tallystick.providers.square.reply import read_reply
+from tallystick.providers.square.request import purpose_of, request_for
+from tallystick.providers.steady import steady
+
+_OK: Final = 200
+_NOT_US: Final = frozenset({401, 403})
+
+
+class Square:
+    """One location of a seller at Square."""
+
+    facts: Facts = FACTS
+
+    def __init__(self, account: SquareAccount, *, tls: ssl.SSLContext | None = None) -> None:
+        """Opens no connection. `tls` replaces the machine's trust store."""
+        key = account.api_key.reveal()
+        if not (key and key.isascii() and key.isprintable() and " " not in key):
+            raise Misconfigured("the Square access token is empty or has characters that no token has")
+        if not is_id(account.location_id):
+            raise Misconfigured("the Square location is no id of Square's")
+        self._account = account
+        self._line = Line(
+            FACTS,
+            account.api_base,
+            authorization=self._authorization,
+            requests_per_second=account.requests_per_second,
+            concurrency=account.concurrency,
+            tls=tls,
+        )
+        self.breaker: Breaker = self._line.breaker
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:
+        """A payment, completed at once. `payment_method` is its source: a card's token or a stored card's id."""
+        return await self._send(charge, sending)
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:
+        """A refund of a payment."""
+        return await self._send(refund, sending)
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+        """Always Refused: Square cannot pay third parties."""
+        return await self._send(transfer, sending)
+
+    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """List what was made since the first send, and match our key."""
+        location_id = self._account.location_id
+        return await lookup.look_up(
+            self._line, instruction, location_id=location_id, first_sent_at=first_sent_at, now=now
+        )
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        """One object by its id."""
+        if purpose not in PATHS:
+            return Unknown(code="cannot_push_money", message="Square has no transfers, so nothing was asked.")
+        if not is_id(provider_id):
+            return Unknown(code="id_invalid", message="It is no id of Square's, so nothing was asked.")
+        said = await self._line.ask("GET", f"{PATHS[purpose]}/{quote(provider_id, safe='')}")
+        evidence = (said.exchange,)
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=evidence)
+        if said.result.status != _OK:
+            return Unknown(
+                code=f"status_{said.result.status}",
+                message=f"Square answered {said.result.status} to a question for one {purpose}.",
+                evidence=evidence,
+            )
+        try:
+            kept = read_object_of(purpose, said.result.body)
+            if kept.id != provider_id:
+                return Unknown(code="answer_differs", message="Square answered with another object.", evidence=evidence)
+            return Done(movement=kept.movement(), evidence=evidence)
+        except Unreadable as error:
+            return Unknown(code="answer_unreadable", message=f"Square's answer: {error}.", evidence=evidence)
+
+    def purpose(self, instruction: Instruction) -> Purpose:
+        """A transfer stays one, though Square refuses it."""
+        return purpose_of(instruction)
+
+    def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        """Payments, refunds and payouts of the location made in [since, until)."""
+        return listing.movements(self._line, location_id=self._account.location_id, since=since, until=until)
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
+        """Events of the last 28 days, oldest first, as far as the seller has them enabled."""
+        return await listing.events(self._line, cursor=cursor, now=now)
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:  # noqa: ARG002
+        """One event in each webhook. The time decides nothing: Square signs none."""
+        account = self._account
+        forged = webhook.verify(headers, body, secrets=account.webhook_secrets, url=account.webhook_url)
+        if forged is not None:
+            return forged
+        try:
+            return (webhook.parse(body),)
+        except Unreadable as error:
+            return Forged("unreadable", f"Square signed it, but {error}.")
+
+    async def ping(self) -> Reachability:
+        """The seller's locations."""
+        began = steady()
+        said = await self._line.ask("GET", "/v2/locations")
+        seconds = steady() - began
+        if not isinstance(said.result, Reply):
+            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
+        status = said.result.status
+        detail = "answers" if status == _OK else f"answered {status}"
+        if status in _NOT_US:
+            detail = f"answered {status}: the access token is not accepted"
+        return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        await self._line.close()
+
+    async def _send(self, instruction: Instruction, sending: Sending) -> Answer:
+        request = request_for(instruction, self._account.location_id)
+        if isinstance(request, Refused):
+            return request
+        said = await self._line.send(
+            "POST",
+            request.path,
+            headers=(("content-type", "application/json"),),
+            body=request.body,
+            sending=sending,
+        )
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=(said.exchange,))
+        return read_reply(said.result, request, said.exchange)
+
+    def _authorization(self) -> Headers:
+        return (
+            ("authorization", f"Bearer {self._account.api_key.reveal()}"),
+            ("square-version", SQUARE_VERSION),
+        )

@@ -1,0 +1,67 @@
+"""Square's lists, page by page, oldest first. A list that breaks off is never taken for its end."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from urllib.parse import quote
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import Exchange
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Line, Said
+from tallystick.providers.square.objects import NAMES, PATHS, Page, Unreadable, read_page
+
+PAGE_SIZE: Final = 100  # docs/providers.md 4, List filters: the most there is
+_OK: Final = 200
+
+
+class BrokenOff(Exception):
+    """A page that did not come, or not whole."""
+
+    def __init__(self, reason: str, exchange: Exchange) -> None:
+        """`reason` for a person; `exchange` is the page's."""
+        super().__init__(reason)
+        self.exchange = exchange
+
+
+def page_in(said: Said, name: str) -> Page:
+    """The page that came. Raises BrokenOff."""
+    if not isinstance(said.result, Reply):
+        raise BrokenOff(said.result.reason, said.exchange)
+    if said.result.status != _OK:
+        raise BrokenOff(f"the list answered {said.result.status}", said.exchange)
+    try:
+        return read_page(name, said.result.body)
+    except Unreadable as error:
+        raise BrokenOff(f"the list cannot be read: {error}", said.exchange) from error
+
+
+async def pages(
+    line: Line, purpose: Purpose, *, location_id: str, since: datetime, until: datetime, most: int
+) -> AsyncIterator[tuple[Page, Exchange]]:
+    """Every page to the end. Raises BrokenOff, also when there are more pages than `most`."""
+    question = {
+        "begin_time": text_of(since),
+        # Written in whole milliseconds, an end would be a little early.
+        "end_time": text_of(until + timedelta(milliseconds=1)),
+        "sort_order": "ASC",
+        # Without it only the main location's are listed (docs/providers.md 4, List filters).
+        "location_id": location_id,
+        "limit": str(PAGE_SIZE),
+    }
+    for _ in range(most):
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in question.items())
+        said = await line.ask("GET", f"{PATHS[purpose]}?{query}")
+        page = page_in(said, f"{NAMES[purpose]}s")
+        yield page, said.exchange
+        if not page.cursor:
+            return
+        if page.cursor == question.get("cursor"):
+            raise BrokenOff("the list does not go on from its own cursor", said.exchange)
+        question["cursor"] = page.cursor
+    raise BrokenOff(f"the list has more than {most} pages", said.exchange)
+
+
+def text_of(moment: datetime) -> str:
+    """A time as Square reads it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,24 @@
+"""Whose Stripe account it is: credentials, addresses and limits."""
+
+from typing import Final
+
+import msgspec
+
+from tallystick.core.secret import Secret
+
+LIVE_BASE: Final = "https://api.stripe.com"
+
+
+class StripeAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """One platform account.
+
+    `connected_accounts`: those whose payouts we order ("acct_.../ba_..."). Stripe lists the payouts of a
+    connected account only to who names it, so the ones that are missing here are missing in `movements`.
+    """
+
+    api_key: Secret
+    api_base: str = LIVE_BASE
+    webhook_secrets: tuple[Secret, ...] = ()
+    connected_accounts: tuple[str, ...] = ()
+    requests_per_second: float | None = None
+    concurrency: int | None = None

@@ -1,0 +1,170 @@
+"""Stripe on the port: one POST per instruction, under our key, sent once.
+
+The official package is not used: it retries by itself, makes keys by itself and waits for 80 s (docs/providers.md
+2.3). What is written and what is believed is decided in `request` and `reply`; this carries it to the wire.
+"""
+
+import ssl
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import (
+    Answer,
+    Busy,
+    Charge,
+    Event,
+    EventPage,
+    Facts,
+    Forged,
+    Instruction,
+    Looked,
+    Movement,
+    Reachability,
+    Refund,
+    Refused,
+    Sending,
+    Transfer,
+    Unknown,
+)
+from tallystick.errors import Misconfigured
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line
+from tallystick.providers.steady import steady
+from tallystick.providers.stripe import listing, lookup, webhook
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
+from tallystick.providers.stripe.objects import PATHS, Unreadable, is_id, read_object
+from tallystick.providers.stripe.reply import done_with, read_reply
+from tallystick.providers.stripe.request import purpose_of, request_for
+
+_OK: Final = 200
+_NOT_US: Final = frozenset({401, 403})
+
+
+class Stripe:
+    """One Stripe account. What `Transfer.destination` may be is told in `request`.
+
+    An object of a connected account is named "acct_.../po_..."; the same name is taken by `fetch`.
+    """
+
+    facts: Facts = FACTS
+
+    def __init__(self, account: StripeAccount, *, tls: ssl.SSLContext | None = None) -> None:
+        """Opens no connection. `tls` replaces the machine's trust store."""
+        key = account.api_key.reveal()
+        if not (key and key.isascii() and key.isprintable() and " " not in key):
+            raise Misconfigured("the Stripe API key is empty or has characters that no key has")
+        if not all(is_id(name) for name in account.connected_accounts):
+            raise Misconfigured("a connected account of Stripe's is no acct_...")
+        self._account = account
+        self._line = Line(
+            FACTS,
+            account.api_base,
+            authorization=self._authorization,
+            requests_per_second=account.requests_per_second,
+            concurrency=account.concurrency,
+            tls=tls,
+        )
+        self.breaker: Breaker = self._line.breaker
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:
+        """A PaymentIntent. Without a payment method it waits for the customer, who needs its client secret."""
+        return await self._send(charge, sending)
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:
+        """A refund of a PaymentIntent (pi_) or of a charge (ch_, py_)."""
+        return await self._send(refund, sending)
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+        """A transfer to a connected account, or a payout to a bank."""
+        return await self._send(transfer, sending)
+
+    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """Ask Stripe's books by our key."""
+        return await lookup.look_up(self._line, instruction, first_sent_at=first_sent_at, now=now)
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        """One object by its id."""
+        account, _, object_id = provider_id.rpartition("/")
+        if not is_id(object_id) or (account and not is_id(account)):
+            return Unknown(code="id_invalid", message="It is no id of Stripe's, so nothing was asked.")
+        named: Headers = (("stripe-account", account),) if account else ()
+        said = await self._line.ask("GET", f"{PATHS[purpose]}/{object_id}", headers=named)
+        evidence = (said.exchange,)
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=evidence)
+        if said.result.status != _OK:
+            return Unknown(
+                code=f"status_{said.result.status}",
+                message=f"Stripe answered {said.result.status} to a question for one {purpose}.",
+                evidence=evidence,
+            )
+        try:
+            kept = read_object(purpose, said.result.body)
+            if kept.id != object_id:
+                return Unknown(code="answer_differs", message="Stripe answered with another object.", evidence=evidence)
+            return done_with(kept, account, evidence)
+        except Unreadable as error:
+            return Unknown(code="answer_unreadable", message=f"Stripe's answer: {error}.", evidence=evidence)
+
+    def purpose(self, instruction: Instruction) -> Purpose:
+        """A transfer to a bank is a payout."""
+        return purpose_of(instruction)
+
+    def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        """Payment intents, refunds, transfers and payouts made in [since, until)."""
+        connected = self._account.connected_accounts
+        return listing.movements(self._line, since=since, until=until, connected_accounts=connected)
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
+        """The platform's events of the last 30 days, oldest first. Those of connected accounts come by webhook."""
+        return await listing.events(self._line, cursor=cursor, now=now)
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """One event in each webhook."""
+        tolerance = FACTS.webhook_tolerance or timedelta()
+        secrets = self._account.webhook_secrets
+        forged = webhook.verify(headers, body, secrets=secrets, now=now, tolerance=tolerance)
+        if forged is not None:
+            return forged
+        try:
+            return (webhook.parse(body),)
+        except Unreadable as error:
+            return Forged("unreadable", f"Stripe signed it, but {error}.")
+
+    async def ping(self) -> Reachability:
+        """The balance: every key may read it."""
+        began = steady()
+        said = await self._line.ask("GET", "/v1/balance")
+        seconds = steady() - began
+        if not isinstance(said.result, Reply):
+            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
+        status = said.result.status
+        detail = "answers" if status == _OK else f"answered {status}"
+        if status in _NOT_US:
+            detail = f"answered {status}: the API key is not accepted"
+        return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        await self._line.close()
+
+    async def _send(self, instruction: Instruction, sending: Sending) -> Answer:
+        request = request_for(instruction)
+        if isinstance(request, Refused):
+            return request
+        said = await self._line.send("POST", request.path, headers=request.headers, body=request.body, sending=sending)
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=(said.exchange,))
+        return read_reply(said.result, request, said.exchange)
+
+    def _authorization(self) -> Headers:
+        return (
+            ("authorization", f"Bearer {self._account.api_key.reveal()}"),
+            ("stripe-version", STRIPE_VERSION),
+        )

@@ -1,0 +1,122 @@
+"""Stripe's books and Stripe's events, listed.
+
+Events are read forwards from the last one seen (docs/providers.md 2.11). Without one the oldest are searched for:
+lists begin with the newest, so the span is halved until what is in it fits on one page.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from math import ceil
+from typing import Final
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import Event, EventPage, Movement
+from tallystick.errors import ProviderUnreachable
+from tallystick.providers.line import Line
+from tallystick.providers.stripe.facts import FACTS
+from tallystick.providers.stripe.objects import PATHS, Page, Unreadable, is_id, read_object
+from tallystick.providers.stripe.pages import BrokenOff, item_id, page_of, pages
+from tallystick.providers.stripe.request import Pairs
+from tallystick.providers.stripe.webhook import parse
+
+_EVENTS: Final = "/v1/events"
+# A million objects of one kind: a span this full must be asked for in parts.
+MOST_PAGES: Final = 10_000
+# Halving a month ends at a second after 22 steps; the rest is for a clock that jumps between the answers.
+_MOST_STEPS: Final = 64
+# A second with more than 10,000 events is none.
+_MOST_PAGES_OF_A_SECOND: Final = 100
+_ORDER: Final[tuple[Purpose, ...]] = ("charge", "refund", "transfer", "payout")
+_MISSING_STATUSES: Final = frozenset({400, 404})
+# The code of an id that Stripe does not have (any more).
+_MISSING: Final = "resource_missing"
+
+
+async def movements(
+    line: Line, *, since: datetime, until: datetime, connected_accounts: tuple[str, ...]
+) -> AsyncIterator[Movement]:
+    """Everything made in [since, until): the platform's, and the payouts of the connected accounts."""
+    # Stripe's times are whole seconds: with both ends rounded up, two spans that meet share nothing and miss nothing.
+    span = (
+        ("created[gte]", str(ceil(since.timestamp()))),
+        ("created[lt]", str(ceil(until.timestamp()))),
+    )
+    sources: list[tuple[Purpose, str]] = [(purpose, "") for purpose in _ORDER]
+    sources += [("payout", account) for account in connected_accounts]
+    for purpose, account in sources:
+        async for movement in _kind(line, purpose, span, account):
+            yield movement
+
+
+async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
+    """Events after the cursor, which is the id of the last one seen; empty or None: from as far back as there are.
+
+    A cursor that Stripe has forgotten is older than all it still has, so the reading starts there.
+    """
+    try:
+        if cursor and is_id(cursor):
+            try:
+                page, exchange = await page_of(line, _EVENTS, (("ending_before", cursor),))
+            except BrokenOff as error:
+                if error.exchange.status not in _MISSING_STATUSES or _MISSING not in error.exchange.said:
+                    raise
+            else:
+                newest = item_id(page.data, 0, exchange) if page.data else cursor
+                return EventPage(events=_oldest_first(page), cursor=newest, more=page.has_more)
+        return await _oldest(line, now)
+    except BrokenOff as error:
+        raise ProviderUnreachable("stripe", str(error)) from error
+    except Unreadable as error:
+        raise ProviderUnreachable("stripe", f"an event cannot be read: {error}") from error
+
+
+async def _kind(line: Line, purpose: Purpose, span: Pairs, account: str) -> AsyncIterator[Movement]:
+    try:
+        async for page, _ in pages(line, PATHS[purpose], span, account=account, most=MOST_PAGES):
+            for item in page.data:
+                yield read_object(purpose, item).movement(account)
+    except BrokenOff as error:
+        raise ProviderUnreachable("stripe", str(error)) from error
+    except Unreadable as error:
+        raise ProviderUnreachable("stripe", f"a {purpose} cannot be read: {error}") from error
+
+
+async def _oldest(line: Line, now: datetime) -> EventPage:
+    last = int(now.timestamp()) + 1
+    start = last - int((FACTS.events_reach or timedelta()).total_seconds())
+    end, crowded = last, None
+    for _ in range(_MOST_STEPS):
+        page, exchange = await page_of(line, _EVENTS, _span(start, end, last))
+        if page.has_more:
+            crowded = end
+        elif page.data:
+            return EventPage(events=_oldest_first(page), cursor=item_id(page.data, 0, exchange), more=end < last)
+        elif crowded is None:
+            return EventPage(events=(), cursor="", more=False)
+        else:
+            # Nothing below: all that makes the span crowded lies above.
+            start = end
+        if crowded - start <= 1:
+            return await _whole(line, _span(start, crowded, last), more=crowded < last)
+        end = start + (crowded - start) // 2
+    raise ProviderUnreachable("stripe", "the oldest events could not be found")
+
+
+def _span(start: int, end: int, last: int) -> Pairs:
+    """The last span has no upper end: Stripe's clock may be ahead of ours."""
+    lower = ("created[gte]", str(start))
+    return (lower,) if end >= last else (lower, ("created[lt]", str(end)))
+
+
+async def _whole(line: Line, span: Pairs, *, more: bool) -> EventPage:
+    """All events of one second, which are too many for a page."""
+    found: list[Event] = []
+    newest = ""
+    async for page, exchange in pages(line, _EVENTS, span, most=_MOST_PAGES_OF_A_SECOND):
+        newest = newest or item_id(page.data, 0, exchange)
+        found.extend(parse(item) for item in page.data)
+    return EventPage(events=tuple(reversed(found)), cursor=newest, more=more)
+
+
+def _oldest_first(page: Page) -> tuple[Event, ...]:
+    return tuple(parse(item) for item in reversed(page.data))

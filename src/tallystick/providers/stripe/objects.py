@@ -1,0 +1,256 @@
+"""Stripe's objects as far as we read them, and what each says in our words. Pure.
+
+Unknown fields are let pass, wrong types are not. Amounts are integers in Stripe's own minor units.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final, Literal
+
+import msgspec
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.money import NotRepresentable, from_minor, is_currency
+from tallystick.core.provider import Movement, State
+
+# Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
+KEY_FIELD: Final = "tally_key"
+REASON_FIELD: Final = "tally_reason"
+
+PAYMENT_INTENT_STATES: Final[Mapping[str, State]] = MappingProxyType(
+    {  # docs/providers.md 2.6
+        "requires_payment_method": "waiting",
+        "requires_confirmation": "waiting",
+        "requires_action": "waiting",
+        "processing": "moving",
+        "requires_capture": "moving",
+        "succeeded": "moved",
+        "canceled": "failed",
+    }
+)
+REFUND_STATES: Final[Mapping[str, State]] = MappingProxyType(
+    {  # docs/providers.md 2.7
+        "pending": "moving",
+        "requires_action": "waiting",
+        "succeeded": "moved",
+        "failed": "failed",
+        "canceled": "failed",
+    }
+)
+PAYOUT_STATES: Final[Mapping[str, State]] = MappingProxyType(
+    {  # docs/providers.md 2.8
+        "pending": "moving",
+        "in_transit": "moving",
+        "paid": "moved",
+        "failed": "failed",
+        "canceled": "failed",
+    }
+)
+
+_ID: Final = re.compile(r"[A-Za-z0-9_]{1,255}")
+
+
+class Unreadable(Exception):
+    """A reply or an event that is not what Stripe's objects look like. The message holds nothing of it."""
+
+
+class PaymentIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/providers.md 2.6. A charge, in our words."""
+
+    id: str
+    object: Literal["payment_intent"]
+    amount: int
+    currency: str
+    status: str
+    created: int
+    metadata: dict[str, str] | None = None
+    client_secret: str | None = None
+    latest_charge: str | None = None
+
+    @property
+    def reference(self) -> str:
+        return (self.metadata or {}).get(KEY_FIELD, "")
+
+    @property
+    def version(self) -> str:
+        # A second try after a failed one passes the same statuses again, under another charge.
+        return f"{self.status}:{self.latest_charge or ''}"
+
+    def movement(self, account: str = "") -> Movement:
+        state = PAYMENT_INTENT_STATES.get(self.status, "moving")
+        return _movement(self, account, purpose="charge", state=state, status=self.status)
+
+
+class Refund(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/providers.md 2.7."""
+
+    id: str
+    object: Literal["refund"]
+    amount: int
+    currency: str
+    status: str
+    created: int
+    payment_intent: str | None = None
+    charge: str | None = None
+    metadata: dict[str, str] | None = None
+    failure_reason: str | None = None
+
+    @property
+    def reference(self) -> str:
+        return (self.metadata or {}).get(KEY_FIELD, "")
+
+    @property
+    def version(self) -> str:
+        return self.status
+
+    def movement(self, account: str = "") -> Movement:
+        state = REFUND_STATES.get(self.status, "moving")
+        parent = self.payment_intent or self.charge or ""
+        return _movement(self, account, purpose="refund", state=state, status=self.status, parent=parent)
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/providers.md 2.5. It has no status: what exists has moved, until it is reversed."""
+
+    id: str
+    object: Literal["transfer"]
+    amount: int
+    currency: str
+    created: int
+    reversed: bool
+    amount_reversed: int = 0
+    destination: str | None = None
+    transfer_group: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def reference(self) -> str:
+        # The group is set once; metadata can be edited in Stripe's dashboard, and then a lookup would not find it.
+        return self.transfer_group or (self.metadata or {}).get(KEY_FIELD, "")
+
+    @property
+    def version(self) -> str:
+        return str(self.amount_reversed)
+
+    def movement(self, account: str = "") -> Movement:
+        state: State = "returned" if self.reversed else "moved"
+        return _movement(self, account, purpose="transfer", state=state, status="reversed" if self.reversed else "")
+
+
+class Payout(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/providers.md 2.8."""
+
+    id: str
+    object: Literal["payout"]
+    amount: int
+    currency: str
+    status: str
+    created: int
+    destination: str | None = None
+    metadata: dict[str, str] | None = None
+    failure_code: str | None = None
+
+    @property
+    def reference(self) -> str:
+        return (self.metadata or {}).get(KEY_FIELD, "")
+
+    @property
+    def version(self) -> str:
+        return self.status
+
+    def movement(self, account: str = "") -> Movement:
+        state = PAYOUT_STATES.get(self.status, "moving")
+        return _movement(self, account, purpose="payout", state=state, status=self.status)
+
+
+Kept = PaymentIntent | Refund | Transfer | Payout
+
+KINDS: Final[Mapping[Purpose, type[Kept]]] = MappingProxyType(
+    {"charge": PaymentIntent, "refund": Refund, "transfer": Transfer, "payout": Payout}
+)
+PATHS: Final[Mapping[Purpose, str]] = MappingProxyType(
+    {
+        "charge": "/v1/payment_intents",
+        "refund": "/v1/refunds",
+        "transfer": "/v1/transfers",
+        "payout": "/v1/payouts",
+    }
+)
+_DECODERS: Final[Mapping[Purpose, msgspec.json.Decoder[Kept]]] = MappingProxyType(
+    {purpose: msgspec.json.Decoder(kind) for purpose, kind in KINDS.items()}
+)
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/providers.md 2.1, list envelope. Newest first."""
+
+    object: Literal["list"]
+    data: list[msgspec.Raw]
+    has_more: bool
+
+
+_PAGE_DECODER: Final = msgspec.json.Decoder(Page)
+
+
+def read_object(purpose: Purpose, body: bytes | msgspec.Raw) -> Kept:
+    """One object of the kind that is expected. Raises Unreadable."""
+    try:
+        kept = _DECODERS[purpose].decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(f"it is no {purpose} as Stripe writes them") from error
+    if not is_id(kept.id):
+        raise Unreadable("it has no id")
+    return kept
+
+
+def read_page(body: bytes) -> Page:
+    """One page of a list. Raises Unreadable."""
+    try:
+        page = _PAGE_DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable("it is no list as Stripe writes them") from error
+    if page.has_more and not page.data:
+        raise Unreadable("the list goes on after nothing")
+    return page
+
+
+def is_id(text: str) -> bool:
+    """Whether it can be an id of Stripe's, and so part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+def moment(seconds: int) -> datetime:
+    """A time as Stripe writes it. Raises Unreadable."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        raise Unreadable("its time is none") from error
+
+
+def full_id(object_id: str, account: str) -> str:
+    """How we name an object: one of a connected account's carries the account, without which none can be asked."""
+    return f"{account}/{object_id}" if account else object_id
+
+
+def _movement(kept: Kept, account: str, *, purpose: Purpose, state: State, status: str, parent: str = "") -> Movement:
+    currency = kept.currency.upper()
+    # Stripe writes lower case only; anything else is not from where we think it is.
+    if kept.currency != currency.lower() or not is_currency(currency):
+        raise Unreadable("its currency is none that we know")
+    amount = from_minor(kept.amount, currency, provider="stripe")
+    if isinstance(amount, NotRepresentable):
+        raise Unreadable("its amount cannot be held")
+    return Movement(
+        provider="stripe",
+        purpose=purpose,
+        id=full_id(kept.id, account),
+        amount_micros=amount,
+        currency=currency,
+        state=state,
+        status=status,
+        reference=kept.reference,
+        parent=parent,
+        created_at=moment(kept.created),
+    )

@@ -1,0 +1,70 @@
+"""Stripe's lists, page by page, newest first. A list that breaks off is never taken for its end."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+
+from tallystick.core.provider import Exchange
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Line
+from tallystick.providers.stripe.objects import Page, Unreadable, is_id, read_page
+from tallystick.providers.stripe.request import Pairs, form
+
+PAGE_SIZE: Final = 100  # docs/providers.md 2.1: the most there is
+_OK: Final = 200
+
+
+class BrokenOff(Exception):
+    """A page that did not come, or not whole."""
+
+    def __init__(self, reason: str, exchange: Exchange) -> None:
+        """`reason` for a person; `exchange` is the page's."""
+        super().__init__(reason)
+        self.exchange = exchange
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    id: str
+
+
+_ID_DECODER: Final = msgspec.json.Decoder(_Identified)
+
+
+async def page_of(line: Line, path: str, pairs: Pairs, *, account: str = "") -> tuple[Page, Exchange]:
+    """One page. Raises BrokenOff."""
+    headers = (("stripe-account", account),) if account else ()
+    said = await line.ask("GET", f"{path}?{form((*pairs, ('limit', str(PAGE_SIZE))))}", headers=headers)
+    if not isinstance(said.result, Reply):
+        raise BrokenOff(said.result.reason, said.exchange)
+    if said.result.status != _OK:
+        raise BrokenOff(f"the list answered {said.result.status}", said.exchange)
+    try:
+        return read_page(said.result.body), said.exchange
+    except Unreadable as error:
+        raise BrokenOff(f"the list cannot be read: {error}", said.exchange) from error
+
+
+async def pages(
+    line: Line, path: str, pairs: Pairs, *, account: str = "", most: int
+) -> AsyncIterator[tuple[Page, Exchange]]:
+    """Every page to the end. Raises BrokenOff, also when there are more pages than `most`."""
+    after: Pairs = ()
+    for _ in range(most):
+        page, exchange = await page_of(line, path, (*pairs, *after), account=account)
+        yield page, exchange
+        if not page.has_more:
+            return
+        after = (("starting_after", item_id(page.data, -1, exchange)),)
+    raise BrokenOff(f"the list has more than {most} pages", exchange)
+
+
+def item_id(items: Sequence[msgspec.Raw], index: int, exchange: Exchange) -> str:
+    """The id of one item, which is a cursor. Raises BrokenOff."""
+    try:
+        found = _ID_DECODER.decode(items[index]).id
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenOff("an item of the list has no id", exchange) from error
+    if not is_id(found):
+        raise BrokenOff("an item of the list has an odd id", exchange)
+    return found

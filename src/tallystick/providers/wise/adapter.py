@@ -1,0 +1,172 @@
+"""The adapter: Wise behind the port. A transfer is the saga's; nothing is repeated here."""
+
+import ssl
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Final, assert_never
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.keys import uuid_form
+from tallystick.core.money import is_currency
+from tallystick.core.provider import (
+    Answer,
+    Charge,
+    Done,
+    Event,
+    EventPage,
+    Forged,
+    Instruction,
+    Looked,
+    Movement,
+    Reachability,
+    Refund,
+    Refused,
+    Sending,
+    Transfer,
+    Undecided,
+    Unknown,
+)
+from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line
+from tallystick.providers.steady import steady
+from tallystick.providers.wise import objects
+from tallystick.providers.wise.account import WiseAccount
+from tallystick.providers.wise.facts import FACTS
+from tallystick.providers.wise.listing import Broken, Listing
+from tallystick.providers.wise.saga import Saga
+from tallystick.providers.wise.webhook import public_keys, receive
+from tallystick.providers.wise.wording import refused, wording
+
+_OK: Final = 200
+_MOST_ID_DIGITS: Final = 18
+
+
+class Wise:
+    """One profile. It pays; it takes no payments."""
+
+    facts = FACTS
+
+    def __init__(self, account: WiseAccount, *, tls: ssl.SSLContext | None = None) -> None:
+        """Raises Misconfigured for an account that could never work."""
+        _check(account)
+        self._account = account
+        self._keys = public_keys(account.webhook_keys)
+        self._line = Line(
+            FACTS,
+            account.api_base,
+            authorization=self._authorization,
+            requests_per_second=account.requests_per_second,
+            concurrency=account.concurrency,
+            tls=tls,
+        )
+        self.breaker = self._line.breaker
+        self._listing = Listing(self._line, account.profile_id)
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:
+        """Not at Wise."""
+        del charge, sending
+        return refused("cannot_take_money", "Wise's API takes no payments. Charge with another provider.")
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:
+        """Not at Wise."""
+        del refund, sending
+        return refused("cannot_refund", "Wise takes no payments, so none can be refunded. Pay by a transfer instead.")
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+        """Pay a third party. For the forms of `destination` see wise.wording."""
+        words = wording(transfer, self._account)
+        if isinstance(words, Refused):
+            return words
+        return await Saga(self._line, self._listing, self._account.profile_id, words, sending).run()
+
+    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+        """Transfers by our reference, out of all since the first send."""
+        match instruction:
+            case Transfer():
+                return await self._listing.look_up(uuid_form(instruction.key), first_sent_at=first_sent_at, now=now)
+            case Charge() | Refund():
+                return Undecided(code="no_lookup", message="Wise takes no payments, so it has none to show.")
+            case _:
+                assert_never(instruction)
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        """One transfer by its id."""
+        if purpose != "transfer":
+            return Unknown(code="no_lookup", message=f"Wise has no {purpose}.")
+        if not _is_number(provider_id):
+            return Unknown(code="id_invalid", message="This is no id of Wise's.")
+        said = await self._line.ask("GET", f"/v1/transfers/{provider_id}")
+        evidence = (said.exchange,)
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message="Wise did not show the transfer.", evidence=evidence)
+        shown = objects.read(said.result.body, objects.Transfer) if said.result.status == _OK else None
+        movement = None if shown is None else objects.movement(shown)
+        if movement is None or movement.id != provider_id:
+            return Unknown(code="answer_unreadable", message="Wise did not show the transfer.", evidence=evidence)
+        return Done(movement=movement, evidence=evidence)
+
+    def purpose(self, instruction: Instruction) -> Purpose:
+        """Every payout is a transfer."""
+        match instruction:
+            case Charge():
+                return "charge"
+            case Refund():
+                return "refund"
+            case Transfer():
+                return "transfer"
+            case _:
+                assert_never(instruction)
+
+    async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        """Every transfer that was made in [since, until), funded or not."""
+        async for transfer in self._listing.transfers(since, until):
+            if isinstance(transfer, Broken):
+                raise ProviderUnreachable("wise", transfer.message.rstrip("."))
+            movement = objects.movement(transfer)
+            if movement is None:
+                raise ProviderUnreachable("wise", f"the amount of transfer {transfer.id} cannot be read")
+            if movement.created_at is None or since <= movement.created_at < until:
+                yield movement
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
+        """Wise keeps no list of events."""
+        del cursor, now
+        raise NotOffered("wise", "list of events")
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """The signature covers no time, so `now` decides nothing."""
+        del now
+        return receive(self._keys, headers, body)
+
+    async def ping(self) -> Reachability:
+        """List one transfer."""
+        before = steady()
+        said = await self._line.ask("GET", f"/v1/transfers?profile={self._account.profile_id}&limit=1&offset=0")
+        seconds = steady() - before
+        if not isinstance(said.result, Reply):
+            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
+        authorised = said.result.status == _OK
+        detail = "ok" if authorised else f"status {said.result.status}"
+        return Reachability(reachable=True, authorised=authorised, detail=detail, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._line.close()
+
+    def _authorization(self) -> Headers:
+        return (("authorization", f"Bearer {self._account.api_key.reveal()}"),)
+
+
+def _check(account: WiseAccount) -> None:
+    if not _is_number(account.profile_id):
+        raise Misconfigured("wise: profile_id is the number of a profile")
+    if account.source_currency and not is_currency(account.source_currency):
+        raise Misconfigured("wise: source_currency is a currency in capitals, or empty")
+    key = account.api_key.reveal()
+    if not key or not key.isascii() or not key.isprintable():
+        raise Misconfigured("wise: api_key is empty or has characters no API key has")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_ID_DIGITS

@@ -1,0 +1,120 @@
+"""Wise's webhooks: an RSA signature over the raw body, and what it says (docs/providers.md 5, Webhook signature).
+
+The signature covers no time of its own, so a replay is stopped by the dedup key alone. That is made of what happened:
+the delivery's own id changes when Wise delivers again. A state change names no amount, so an event carries no
+movement: whoever needs it asks for the transfer by its id, which also heals the order (docs/providers.md 5, Event).
+"""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+from tallystick.core.provider import Event, Forged
+from tallystick.errors import Misconfigured
+from tallystick.providers.port import Headers
+from tallystick.providers.wise.objects import moment, read
+
+MOST_BYTES: Final = 1024 * 1024
+_HEADER: Final = "x-signature-sha256"
+_TEST_HEADER: Final = "x-test-notification"
+
+
+class _Resource(msgspec.Struct, frozen=True):
+    id: int | str | None = None
+
+
+class _Data(msgspec.Struct, frozen=True):
+    resource: _Resource | None = None
+    current_state: str | None = None
+    occurred_at: str | None = None
+
+
+class _Notification(msgspec.Struct, frozen=True):
+    event_type: str
+    data: msgspec.Raw
+    sent_at: str | None = None
+
+
+def public_keys(texts: Sequence[str]) -> tuple[RSAPublicKey, ...]:
+    """Wise's public keys, PEM or base64 DER. Raises Misconfigured for anything else."""
+    keys = []
+    for text in texts:
+        try:
+            if text.lstrip().startswith("-----BEGIN"):
+                key = load_pem_public_key(text.strip().encode())
+            else:
+                key = load_der_public_key(b64decode("".join(text.split()), validate=True))
+        except ValueError:
+            raise Misconfigured("wise: a webhook key is neither PEM nor base64 DER of a public key") from None
+        if not isinstance(key, RSAPublicKey):
+            raise Misconfigured("wise: a webhook key is no RSA key")
+        keys.append(key)
+    return tuple(keys)
+
+
+def receive(keys: Sequence[RSAPublicKey], headers: Headers, body: bytes) -> tuple[Event, ...] | Forged:
+    """Verify on the raw bytes, then read."""
+    if len(body) > MOST_BYTES:
+        return Forged("too_large", "The body is larger than 1 MB.")
+    if not keys:
+        return Forged("no_secret", "No webhook key is configured for Wise.")
+    signatures = [value for name, value in headers if name.lower() == _HEADER]
+    if not signatures:
+        return Forged("signature_missing", "There is no X-Signature-SHA256.")
+    if len(signatures) > 1:
+        return Forged("signature_ambiguous", "There is more than one X-Signature-SHA256.")
+    if not is_signed(body, signatures[0], keys):
+        return Forged("signature_wrong", "The signature is not of any key we know.")
+    notification = read(body, _Notification)
+    data = None if notification is None else read(bytes(notification.data), _Data)
+    if notification is None or data is None:
+        return Forged("unreadable", "The signature is right, and the body cannot be read.")
+    is_test = any(name.lower() == _TEST_HEADER for name, _ in headers)
+    return (_event(notification, data, body, is_test=is_test),)
+
+
+def is_signed(body: bytes, signature: str, keys: Sequence[RSAPublicKey]) -> bool:
+    """Whether one of the keys made the signature. All are tried, whatever the first says."""
+    try:
+        claimed = b64decode(signature, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    matches = [_is_of(key, claimed, body) for key in keys]
+    return any(matches)
+
+
+def _is_of(key: RSAPublicKey, signature: bytes, body: bytes) -> bool:
+    try:
+        key.verify(signature, body, PKCS1v15(), hashes.SHA256())
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _event(notification: _Notification, data: _Data, body: bytes, *, is_test: bool) -> Event:
+    resource = "" if data.resource is None or data.resource.id is None else str(data.resource.id)
+    if resource and data.occurred_at:
+        key = f"{notification.event_type}:{resource}:{data.current_state or ''}:{data.occurred_at}"
+    else:
+        # Of what we do not know we cannot tell two changes apart, except by all it says.
+        key = f"{notification.event_type}:{resource}:{sha256(bytes(notification.data)).hexdigest()}"
+    return Event(
+        provider="wise",
+        type=notification.event_type,
+        dedup_key=key,
+        change_key=key,
+        # A test is about nothing: its resource must not be asked for.
+        object_id="" if is_test else resource,
+        occurred_at=moment(data.occurred_at or notification.sent_at),
+        movement=None,
+        body=body,
+    )

@@ -1,0 +1,63 @@
+-- name: make
+-- In the order of the primary key, so that two batches wait for each other in one direction only.
+INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction)
+SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[]) AS asked (t, p, k, purpose, i)
+ ORDER BY t, k, p
+    ON CONFLICT DO NOTHING;
+
+-- name: lock
+-- The lock keeps a second sender of the same intent behind this one until the attempt is committed.
+SELECT i.tenant_id, i.provider, i.key, i.instruction, i.first_sent_at, i.attempts, clock_timestamp() AS now
+  FROM tally.intent i
+  JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
+    ON i.tenant_id = asked.t AND i.provider = asked.p AND i.key = asked.k
+ ORDER BY i.tenant_id, i.key, i.provider
+   FOR NO KEY UPDATE OF i;
+
+-- name: last_attempts
+-- After the lock and in a statement of its own: it must see what the sender before us committed.
+SELECT a.tenant_id, a.provider, a.key, a.number, a.token, a.not_after, a.answer IS NOT NULL AS is_answered,
+       clock_timestamp() AS now
+  FROM tally.attempt a
+  JOIN unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[]) AS asked (t, p, k, n)
+    ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k AND a.number = asked.n;
+
+-- name: begin
+WITH begun AS (
+    INSERT INTO tally.attempt (tenant_id, provider, key, number, token, sent_at, not_after)
+    SELECT t, p, k, n, token, $7::timestamptz, $7::timestamptz + make_interval(secs => seconds)
+      FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::uuid[], $6::float8[])
+           AS asked (t, p, k, n, token, seconds)
+    RETURNING tenant_id, provider, key, number
+)
+UPDATE tally.intent i SET attempts = begun.number
+  FROM begun
+ WHERE i.tenant_id = begun.tenant_id AND i.provider = begun.provider AND i.key = begun.key;
+
+-- name: answer
+-- Only where there is no answer yet: a second run after a lost COMMIT changes nothing.
+UPDATE tally.attempt a
+   SET answered_at = clock_timestamp(), answer = given.answer, code = given.code, provider_id = given.provider_id,
+       evidence = given.evidence
+  FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+       AS given (t, p, k, n, answer, code, provider_id, evidence)
+ WHERE a.tenant_id = given.t AND a.provider = given.p AND a.key = given.k AND a.number = given.n
+   AND a.answer IS NULL;
+
+-- name: explain
+SELECT i.provider, i.purpose, i.instruction, i.first_sent_at, a.number, a.sent_at, a.not_after, a.answered_at,
+       a.answer, a.code, a.provider_id, a.evidence
+  FROM tally.intent i LEFT JOIN tally.attempt a USING (tenant_id, provider, key)
+ WHERE i.tenant_id = $1 AND i.key = $2
+ ORDER BY i.provider, a.number;
+
+-- name: breaker_changed
+INSERT INTO tally.breaker (provider, process, state, reason) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (provider, process) DO UPDATE
+   SET state = excluded.state, reason = excluded.reason, changed_at = excluded.changed_at;
+
+-- name: breaker_gone
+DELETE FROM tally.breaker WHERE process = $1;
+
+-- name: breakers
+SELECT provider, process, state, reason, changed_at FROM tally.breaker ORDER BY provider, changed_at;

@@ -1,0 +1,199 @@
+"""Bugs in the way to a provider: see `bugs`."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import uuid4
+
+import msgspec
+
+from tallystick.core.provider import Absent, Done, Lookup, Movement, Sending, Undecided
+from tallystick.errors import ProviderUnreachable
+from tallystick.flows import sending
+from tallystick.providers import classification, http
+from tallystick.providers.adyen import reading as adyen_reading
+from tallystick.providers.adyen import webhook as adyen_webhook
+from tallystick.providers.square import answers as square_answers
+from tallystick.providers.steady import steady
+from tallystick.providers.stripe import adapter as stripe_adapter
+from tallystick.providers.stripe import answers as stripe_answers
+from tallystick.providers.stripe import listing as stripe_listing
+from tallystick.providers.stripe import lookup as stripe_lookup
+from tallystick.providers.stripe import webhook as stripe_webhook
+from tallystick.providers.stripe.reply import read_reply as read_reply_well
+from tallystick.providers.stripe.request import request_for as request_for_well
+from tallystick.providers.wise import saga as wise_saga
+from tests.planted.bug import Bug
+
+CONTRACT = "tests/providers/test_contract.py::"
+
+
+def sent_before_commit() -> None:
+    """The provider is called first, and what was asked of it recorded after."""
+    original = sending.Sender.send
+
+    async def send(self: Any, tenant: Any, provider: str, instruction: Any) -> Any:
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        early = Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10)
+        answer = await sending._call(self._providers[provider], instruction, early)
+
+        async def known(*_arguments: object) -> Any:
+            return answer
+
+        cast("Any", sending)._call = known
+        return await original(self, tenant, provider, instruction)
+
+    cast("Any", sending.Sender).send = send
+
+
+def leave_not_checked() -> None:
+    """Bytes are written however late it is."""
+    cast("Any", http).steady = lambda: 0.0
+
+
+def broken_200_is_done() -> None:
+    """Whatever comes with a 200 is taken for success."""
+
+    def read_reply(reply: Any, request: Any, exchange: Any) -> Any:
+        answer = read_reply_well(reply, request, exchange)
+        if reply.status != 200 or isinstance(answer, Done):
+            return answer
+        return Done(
+            movement=Movement(
+                provider="stripe", purpose="transfer", id="?", amount_micros=1, currency="EUR", state="moved", status=""
+            )
+        )
+
+    cast("Any", stripe_adapter).read_reply = read_reply
+
+
+def _classed(verdict: str, wrong: Callable[[Any], bool]) -> None:
+    for module in (stripe_answers, square_answers, adyen_reading, wise_saga):
+        original = module.classify
+
+        def classify(table: Any, trouble: Any, evidence: Any, original: Any = original) -> Any:
+            if wrong(trouble):
+                table = (classification.Row(verdict=cast("Any", verdict), source="planted"),)
+            return original(table, trouble, evidence)
+
+        cast("Any", module).classify = classify
+
+
+def server_error_is_refused() -> None:
+    """A 500 is taken for a failure."""
+    _classed("refused", lambda trouble: trouble.reply.status == 500)
+
+
+def key_in_flight_is_busy() -> None:
+    """A key that somebody is working on is taken for a call that did not run."""
+    _classed("busy", lambda trouble: trouble.code in {"idempotency_key_in_use", "704", "CONFLICT"})
+
+
+def new_key_for_each_send() -> None:
+    """Each send makes a key of its own."""
+
+    def request_for(instruction: Any) -> Any:
+        return request_for_well(msgspec.structs.replace(instruction, key=uuid4().bytes + uuid4().bytes))
+
+    cast("Any", stripe_adapter).request_for = request_for
+
+
+def only_the_first_item_is_verified() -> None:
+    """As the official package does it."""
+    original = adyen_webhook._item_fault
+    seen: list[object] = []
+
+    def item_fault(account: Any, item: Any) -> Any:
+        seen.append(item)
+        return original(account, item) if len(seen) == 1 else None
+
+    cast("Any", adyen_webhook)._item_fault = item_fault
+
+
+def future_webhook_is_timely() -> None:
+    """Only the stale ones are refused, as the official package does it."""
+    original = stripe_webhook._untimely
+    cast("Any", stripe_webhook)._untimely = lambda age, tolerance: original(max(age, 0.0), tolerance)
+
+
+def broken_lookup_proves_absence() -> None:
+    """A question that was not answered is taken for a no."""
+    original = stripe_lookup.look_up
+
+    async def look_up(*arguments: Any, **facts: Any) -> Any:
+        looked = await original(*arguments, **facts)
+        return Absent(lookup=Lookup.EXACT) if isinstance(looked, Undecided) else looked
+
+    cast("Any", stripe_lookup).look_up = look_up
+
+
+def half_a_list_is_the_whole() -> None:
+    """A list of movements that breaks off ends quietly."""
+    original = stripe_listing.movements
+
+    async def movements(*arguments: Any, **facts: Any) -> AsyncIterator[Any]:
+        try:
+            async for movement in original(*arguments, **facts):
+                yield movement
+        except ProviderUnreachable:
+            return
+
+    cast("Any", stripe_listing).movements = movements
+
+
+PROVIDER_BUGS: Mapping[str, Bug] = {
+    "sent_before_commit": Bug(
+        sent_before_commit,
+        ("tests/flows/test_sending.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",),
+    ),
+    "leave_not_checked": Bug(
+        leave_not_checked,
+        (
+            "tests/providers/test_http.py::test_without_leave_not_one_byte_leaves",
+            CONTRACT + "test_nothing_is_sent_without_leave[stripe]",
+        ),
+    ),
+    "broken_200_is_done": Bug(
+        broken_200_is_done,
+        tuple(
+            f"{CONTRACT}test_what_nobody_can_know_is_unknown[stripe-{fault}]"
+            for fault in ("html_200", "empty_200", "wrong_type_200")
+        ),
+    ),
+    "server_error_is_refused": Bug(
+        server_error_is_refused,
+        tuple(
+            f"{CONTRACT}test_what_nobody_can_know_is_unknown[{name}-execute_then_500]"
+            for name in ("stripe", "adyen", "square", "wise")
+        ),
+    ),
+    "key_in_flight_is_busy": Bug(
+        key_in_flight_is_busy,
+        tuple(
+            f"{CONTRACT}test_what_nobody_can_know_is_unknown[{name}-in_flight]"
+            for name in ("stripe", "adyen", "square")
+        ),
+    ),
+    "new_key_for_each_send": Bug(
+        new_key_for_each_send,
+        (CONTRACT + "test_an_instruction_is_carried_out_once_however_often_it_is_sent[stripe]",),
+    ),
+    "only_the_first_item_is_verified": Bug(
+        only_the_first_item_is_verified,
+        ("tests/providers/adyen/test_webhook.py::test_every_item_is_verified_not_only_the_first",),
+    ),
+    "future_webhook_is_timely": Bug(
+        future_webhook_is_timely,
+        ("tests/providers/stripe/test_webhook.py::test_the_tolerance_holds_in_both_directions[-301-timestamp_future]",),
+    ),
+    "broken_lookup_proves_absence": Bug(
+        broken_lookup_proves_absence,
+        tuple(
+            f"{CONTRACT}test_a_lookup_that_was_not_answered_proves_nothing[stripe-{fault}]"
+            for fault in ("gateway_503", "cut_body", "empty_200")
+        ),
+    ),
+    "half_a_list_is_the_whole": Bug(
+        half_a_list_is_the_whole, (CONTRACT + "test_a_list_that_breaks_off_is_not_taken_for_the_whole[stripe]",)
+    ),
+}

@@ -1,0 +1,244 @@
+"""Stripe's webhooks: only Stripe's bytes, only lately signed, and read to the last field or not at all."""
+
+import hmac
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stripe import WebhookSignature
+
+from tallystick.core.provider import Event, Forged
+from tallystick.core.secret import Secret
+from tallystick.providers.stripe import Stripe, webhook
+from tests.providers.stripe import samples
+
+SECRET = "whsec_test"
+SIGNED_AT = 1_700_000_000
+AT = datetime.fromtimestamp(SIGNED_AT, UTC)
+VECTOR_BODY = b'{"id":"evt_1","object":"event"}'
+VECTOR = "t=1700000000,v1=4c15fb2a43f93ef61eaa3e0893866d57cad9cad4223242cfb96f362480cb4021"
+TOLERANCE = timedelta(seconds=300)
+BODY = msgspec.json.encode(samples.event(samples.payout(status="failed")))
+
+
+def signature(body: bytes, secret: str = SECRET, at: int = SIGNED_AT) -> str:
+    return hmac.digest(secret.encode(), b"%d.%b" % (at, body), "sha256").hex()
+
+
+def header(body: bytes = BODY, secret: str = SECRET, at: int = SIGNED_AT) -> tuple[str, str]:
+    return ("Stripe-Signature", f"t={at},v1={signature(body, secret, at)}")
+
+
+def endpoint(*secrets: str) -> Stripe:
+    return samples.adapter("http://127.0.0.1:1", webhook_secrets=tuple(Secret(each) for each in secrets))
+
+
+def forged(
+    *headers: tuple[str, str], body: bytes = BODY, now: datetime = AT, secrets: tuple[str, ...] = (SECRET,)
+) -> str:
+    found = endpoint(*secrets).receive(headers, body, now=now)
+    assert isinstance(found, Forged)
+    for each in secrets:
+        assert each not in found.message
+    return found.code
+
+
+def accepted(
+    *headers: tuple[str, str], body: bytes = BODY, now: datetime = AT, secrets: tuple[str, ...] = (SECRET,)
+) -> Event:
+    found = endpoint(*secrets).receive(headers, body, now=now)
+    assert not isinstance(found, Forged), found
+    (event,) = found
+    return event
+
+
+def test_the_official_vector_verifies() -> None:
+    """docs/providers.md 7."""
+    headers = [("stripe-signature", VECTOR)]
+    secrets = [Secret(SECRET)]
+    assert webhook.verify(headers, VECTOR_BODY, secrets=secrets, now=AT, tolerance=TOLERANCE) is None
+
+
+def test_the_official_package_signs_what_we_accept() -> None:
+    made = WebhookSignature.generate_signature_header(BODY.decode(), SECRET, SIGNED_AT)
+    assert accepted(("Stripe-Signature", made)).dedup_key == "evt_1"
+
+
+def test_a_payout_that_failed_is_told_whole() -> None:
+    event = accepted(header())
+    assert (event.provider, event.type, event.object_id) == ("stripe", "payout.failed", "po_1")
+    assert event.change_key == "payout.failed:po_1:failed"
+    assert event.body == BODY
+    assert event.movement is not None
+    assert (event.movement.state, event.movement.reference) == ("failed", samples.REFERENCE)
+    assert event.movement.amount_micros == 12_340_000
+
+
+@pytest.mark.parametrize("position", [0, 1, len(BODY) // 2, len(BODY) - 1])
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_one_bit_of_the_body_forges_it(position: int, bit: int) -> None:
+    flipped = bytearray(BODY)
+    flipped[position] ^= 1 << bit
+    assert forged(header(), body=bytes(flipped)) == "signature_wrong"
+
+
+@given(position=st.integers(0, 63), other=st.sampled_from("0123456789abcdef"))
+def test_one_digit_of_the_signature_forges_it(position: int, other: str) -> None:
+    right = signature(BODY)
+    wrong = right[:position] + other + right[position + 1 :]
+    if wrong != right:
+        assert forged(("Stripe-Signature", f"t={SIGNED_AT},v1={wrong}")) == "signature_wrong"
+
+
+def test_another_time_than_the_signed_one_forges_it() -> None:
+    assert forged(("Stripe-Signature", f"t={SIGNED_AT + 1},v1={signature(BODY)}")) == "signature_wrong"
+
+
+@pytest.mark.parametrize(
+    ("away", "code"),
+    [(300, None), (301, "timestamp_stale"), (86_400, "timestamp_stale"), (-300, None), (-301, "timestamp_future")],
+)
+def test_the_tolerance_holds_in_both_directions(away: int, code: str | None) -> None:
+    """The official package lets a time in the future pass."""
+    found = endpoint(SECRET).receive([header()], BODY, now=AT + timedelta(seconds=away))
+    assert (found.code if isinstance(found, Forged) else None) == code
+
+
+def test_a_valid_signature_of_another_endpoint_is_wrong() -> None:
+    assert forged(header(secret="whsec_other")) == "signature_wrong"
+
+
+@pytest.mark.parametrize("secrets", [("whsec_old", "whsec_new"), ("whsec_new", "whsec_old")])
+@pytest.mark.parametrize("signer", ["whsec_old", "whsec_new"])
+def test_while_a_secret_is_rolled_both_are_good(secrets: tuple[str, ...], signer: str) -> None:
+    assert accepted(header(secret=signer), secrets=secrets).dedup_key == "evt_1"
+
+
+def test_one_good_signature_among_several_is_enough() -> None:
+    value = f"t={SIGNED_AT},v1={'0' * 64},v0={signature(BODY)},v1={signature(BODY)}"
+    assert accepted(("STRIPE-SIGNATURE", value)).dedup_key == "evt_1"
+
+
+def test_another_scheme_alone_is_not_enough() -> None:
+    assert forged(("Stripe-Signature", f"t={SIGNED_AT},v0={signature(BODY)}")) == "signature_malformed"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "t=",
+        "v1=00",
+        f"t={SIGNED_AT}",
+        f"t=x,v1={'0' * 64}",
+        f"t=-1,v1={'0' * 64}",
+        f"t=١٧٠٠٠٠٠٠٠٠,v1={'0' * 64}",  # noqa: RUF001
+        f"t={SIGNED_AT},t={SIGNED_AT},v1={'0' * 64}",
+        f"t={'1' * 5000},v1={'0' * 64}",
+        f"t={SIGNED_AT}" + f",v1={'0' * 64}" * 17,
+    ],
+)
+def test_a_header_of_another_shape_is_malformed(value: str) -> None:
+    assert forged(("Stripe-Signature", value)) == "signature_malformed"
+
+
+def test_a_signature_outside_ascii_is_wrong_and_breaks_nothing() -> None:
+    assert forged(("Stripe-Signature", f"t={SIGNED_AT},v1=é\udcff")) == "signature_wrong"
+
+
+def test_without_a_header_it_is_missing() -> None:
+    assert forged(("content-type", "application/json")) == "signature_missing"
+
+
+def test_two_headers_are_ambiguous_even_when_both_are_right() -> None:
+    """A proxy and we could each look at another one."""
+    assert forged(header(), header()) == "signature_ambiguous"
+
+
+def test_without_a_secret_nothing_is_believed() -> None:
+    assert forged(header(secret=""), secrets=()) == "no_secret"
+
+
+def test_a_body_of_a_megabyte_is_the_largest() -> None:
+    largest = BODY + b" " * (1024 * 1024 - len(BODY))
+    assert accepted(header(largest), body=largest).dedup_key == "evt_1"
+    assert forged(header(largest + b" "), body=largest + b" ") == "too_large"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"<html></html>",
+        b"\xff\xfe",
+        VECTOR_BODY,
+        BODY[:-1],
+        msgspec.json.encode(samples.event(samples.payout(), id="")),
+        msgspec.json.encode(samples.event(samples.payout(), id=7)),
+        msgspec.json.encode(samples.event(samples.payout(amount="1234"))),
+        msgspec.json.encode(samples.event(samples.payout(amount=12.5))),
+        msgspec.json.encode(samples.event(samples.payout(currency="xyz"))),
+        msgspec.json.encode(samples.event(samples.payout(status=None))),
+        msgspec.json.encode(samples.event(samples.payout(), created=10**30)),
+    ],
+)
+def test_what_is_signed_and_cannot_be_read_is_not_passed_over(body: bytes) -> None:
+    assert forged(header(body), body=body) == "unreadable"
+
+
+def test_an_event_of_another_kind_is_told_without_a_movement() -> None:
+    body = msgspec.json.encode(samples.event({"object": "balance", "available": []}, "balance.available"))
+    event = accepted(header(body), body=body)
+    assert (event.type, event.object_id, event.movement) == ("balance.available", "", None)
+
+
+def test_an_object_of_a_connected_account_carries_its_account() -> None:
+    """Its id alone cannot be asked for."""
+    body = msgspec.json.encode(samples.event(samples.payout(), account="acct_1"))
+    event = accepted(header(body), body=body)
+    assert event.object_id == "acct_1/po_1"
+    assert event.movement is not None
+    assert event.movement.id == "acct_1/po_1"
+
+
+def test_two_events_about_one_change_share_its_key() -> None:
+    one, two = (
+        webhook.parse(msgspec.json.encode(samples.event(samples.payout(), id=each))) for each in ("evt_1", "evt_2")
+    )
+    assert one.dedup_key != two.dedup_key
+    assert one.change_key == two.change_key
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (samples.payout(status="paid"), samples.payout(status="failed")),
+        (samples.refund(status="pending"), samples.refund(status="succeeded")),
+        (samples.transfer(amount_reversed=0), samples.transfer(amount_reversed=10)),
+        (samples.payment_intent(latest_charge="ch_1"), samples.payment_intent(latest_charge="ch_2")),
+    ],
+)
+def test_two_changes_of_one_object_do_not(before: dict[str, Any], after: dict[str, Any]) -> None:
+    one, two = (webhook.parse(msgspec.json.encode(samples.event(each, "x.updated"))) for each in (before, after))
+    assert one.change_key != two.change_key
+
+
+def test_verification_takes_less_than_20_microseconds() -> None:
+    """The fastest of many rounds: what others do on the machine is not ours."""
+    body = BODY + b" " * (1024 - len(BODY) % 1024)
+    headers = [("content-type", "application/json"), header(body)]
+    secrets = [Secret(SECRET)]
+    rounds = []
+    for _ in range(30):
+        began = time.process_time_ns()
+        for _ in range(200):
+            webhook.verify(headers, body, secrets=secrets, now=AT, tolerance=TOLERANCE)
+        rounds.append((time.process_time_ns() - began) / 200)
+    assert webhook.verify(headers, body, secrets=secrets, now=AT, tolerance=TOLERANCE) is None
+    assert min(rounds) < 20_000
