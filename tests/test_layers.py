@@ -10,11 +10,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "tallystick"
 # What each part may import, besides itself. Read from the inside out.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "queries": set(),
     "settings": {"core", "errors"},
     "core": {"errors"},
     "engine": {"core", "errors", "settings"},
-    "store": {"core", "engine", "errors", "settings"},
-    "providers": {"core", "errors", "settings"},
+    "store": {"core", "engine", "errors", "queries", "settings"},
+    "providers": {"core", "errors", "queries", "settings"},
     "flows": {"core", "engine", "errors", "providers", "settings", "store"},
     "app": {"core", "engine", "errors", "flows", "providers", "settings", "store"},
     "library": {"app", "core", "engine", "errors", "settings", "store"},
@@ -59,6 +60,18 @@ def test_the_core_is_pure(file: Path) -> None:
     """A clock, a socket or chance inside a decision cannot be replayed by a model checker."""
     roots = {name.split(".")[0] for name in _imports(file)}
     assert not roots & IMPURE
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if "providers" in file.parts], ids=lambda file: file.name)
+def test_the_simulator_shares_nothing_with_the_adapters(file: Path) -> None:
+    """A second opinion that repeats the first one's mistakes is none."""
+    names = {name for name in _imports(file) if name.startswith("tallystick.")}
+    inside = "tallystick.providers.simulator"
+    if "simulator" in file.parts:
+        allowed = (inside, "tallystick.core.currencies", "tallystick.core.money", "tallystick.queries")
+        assert all(name.startswith(allowed) for name in names), names
+    else:
+        assert not any(name.startswith(inside) for name in names), names
 
 
 def test_every_module_has_a_layer() -> None:

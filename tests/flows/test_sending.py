@@ -78,7 +78,8 @@ async def test_what_is_sent_is_committed_before_its_first_byte_leaves(dsn: str) 
         seen.append(
             await connection.fetchrow(
                 "SELECT i.first_sent_at <= clock_timestamp() AS dated, a.number,"
-                " a.not_after > clock_timestamp() AS may, a.answer FROM tally.intent i LEFT JOIN tally.attempt a USING (tenant_id, key, provider)"
+                " a.not_after > clock_timestamp() AS may, a.answer"
+                " FROM tally.intent i LEFT JOIN tally.attempt a USING (tenant_id, key, provider)"
             )
         )
         await connection.close()

@@ -1,11 +1,17 @@
 """The books: what a client was told survives a SIGKILL, and no id is issued twice."""
 
+import contextlib
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import stripe
 
@@ -185,3 +191,21 @@ def test_under_load_a_sigkill_loses_nothing_that_was_answered(tmp_path: Path) ->
         assert len(kept) - len(told) <= 4
     finally:
         running.stop()
+
+
+def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """A killed `tally up` must not leave a simulator behind that holds the port."""
+    script = (
+        "import os, sys; from pathlib import Path; from tallystick.providers.simulator.process import start;"
+        "print(start(Path(sys.argv[1])).pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    starter = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "books.sqlite")], capture_output=True, text=True, check=False
+    )
+    assert starter.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # Nobody may be there to reap it: then it stays as a zombie, which holds nothing.
+        while psutil.Process(int(starter.stdout)).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it goes on alone"
+            time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 import stripe
 
@@ -130,3 +131,16 @@ def test_a_reset_empties_everything_but_ids_and_time(client: Any, simulator: Sta
     assert simulator.call("GET", "clock")["offset_seconds"] == offset
     again = transfer(client, "k1")
     assert again.id > made.id
+
+
+def test_a_foreign_page_in_a_browser_steers_nothing(simulator: Station) -> None:
+    """It has no password: whatever site a person visits could post here."""
+    host = simulator.url.removeprefix("http://")
+    for headers in (
+        {"host": "evil.example"},
+        {"host": host, "origin": "http://evil.example"},
+        {"host": host, "origin": "null"},
+    ):
+        reply = httpx2.post(f"{simulator.url}/_sim/reset", headers=headers, content=b"{}")
+        assert reply.status_code == 403, headers
+    assert httpx2.post(f"{simulator.url}/_sim/reset").status_code == 200

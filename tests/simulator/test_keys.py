@@ -9,7 +9,7 @@ import pytest
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.dialect import Call, KeyRule, Reply
 from tallystick.providers.simulator.keys import Keys
-from tallystick.providers.simulator.stripe import SWITCHES, Stripe
+from tallystick.providers.simulator.stripe.api import SWITCHES, Stripe
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 GOOD = Reply(200, b'{"id":"x"}')

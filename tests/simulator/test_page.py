@@ -10,8 +10,8 @@ import pytest
 from tallystick.providers.simulator.catalogue import CATALOGUE
 from tallystick.providers.simulator.dialect import Request
 from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.page_guard import refusal
-from tallystick.providers.simulator.page_words import POINTING, STAGES
+from tallystick.providers.simulator.guard import refusal
+from tallystick.providers.simulator.page.words import POINTING, STAGES
 from tests.simulator.browser import Browser, refused
 from tests.simulator.station import DAY, Receiver, Station, pay, transfer
 
@@ -192,7 +192,7 @@ def test_localhost_is_as_good_as_its_number(browser: Browser) -> None:
     ],
 )
 def test_the_bound_address_is_its_own(bound: str, host: str, *, welcome: bool) -> None:
-    assert (refusal(Request("GET", "/", {}, {"host": host}, b""), bound) is None) is welcome
+    assert (refusal(Request("GET", "/", {}, {"host": host}, b""), bound, is_form=False) is None) is welcome
 
 
 def test_other_methods_and_paths_are_not_there(browser: Browser) -> None:

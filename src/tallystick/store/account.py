@@ -5,6 +5,7 @@ from enum import Enum
 
 import msgspec
 
+from tallystick import queries
 from tallystick.core.audit import step_digest
 from tallystick.core.idempotency import Tenant
 from tallystick.core.ledger import account_unknown
@@ -15,7 +16,6 @@ from tallystick.core.velocity import VelocityLimit, limits_fault
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import queries
 from tallystick.store.database import Connection, Database
 
 _SQL = queries.load(__package__, "account.sql")

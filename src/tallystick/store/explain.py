@@ -7,13 +7,14 @@ from datetime import datetime
 import msgspec
 from asyncpg.pgproto.pgproto import UUID
 
+from tallystick import queries
 from tallystick.core.audit import step_digest
 from tallystick.core.idempotency import Tenant
 from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
 from tallystick.core.provider import Exchange
-from tallystick.store import account, intent, queries
+from tallystick.store import account, intent
 from tallystick.store.database import Database
 
 _SQL = queries.load(__package__, "explain.sql")

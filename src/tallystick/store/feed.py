@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from tallystick import queries
 from tallystick.core.outcome import transaction_name
-from tallystick.store import queries
 from tallystick.store.database import Database
 
 _SQL = queries.load(__package__, "feed.sql")

@@ -7,6 +7,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from tallystick import queries
 from tallystick.core.idempotency import Tenant
 from tallystick.core.intent import (
     Begin,
@@ -20,7 +21,6 @@ from tallystick.core.intent import (
     leave,
 )
 from tallystick.core.provider import Answer, Busy, Done, Instruction, Refused, Unknown
-from tallystick.store import queries
 from tallystick.store.database import Connection, Database
 
 _SQL = queries.load(__package__, "intent.sql")

@@ -8,13 +8,14 @@ from operator import attrgetter
 
 from asyncpg.pgproto.pgproto import UUID
 
+from tallystick import queries
 from tallystick.core.idempotency import Claim, Known, Record
 from tallystick.core.ledger import Account, Book
 from tallystick.core.outcome import transaction_id
 from tallystick.core.velocity import Limit
 from tallystick.engine.port import Locked
 from tallystick.errors import require
-from tallystick.store import copying, queries
+from tallystick.store import copying
 from tallystick.store.database import Connection, Database
 
 _SQL = queries.load(__package__, "operation.sql")

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import asyncpg
 import msgspec
 
+from tallystick import queries
 from tallystick.core.keys import OPERATION_VERSION
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import queries
 from tallystick.store.database import GONE, reachable
 
 _SQL = queries.load(__package__, "verify.sql")

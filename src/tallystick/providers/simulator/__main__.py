@@ -15,14 +15,32 @@ from tallystick.providers.simulator.running import endpoint, run
 @click.option("--faults", default="", help="A fault plan, or a file with one.")
 @click.option("--seed", default=0, show_default=True, help="Decides where faults by rate strike.")
 @click.option("--webhooks", multiple=True, metavar="DIALECT=URL,SECRET", help="Where events are sent.")
+@click.option("--until-stdin-closes", is_flag=True, help="Stop when whoever started it is gone.")
 @click.option("--anywhere", is_flag=True, help="Allow an address that is not loopback. There is no password.")
 def main(
-    *, books: Path, host: str, port: int, faults: str, seed: int, webhooks: tuple[str, ...], anywhere: bool
+    *,
+    books: Path,
+    host: str,
+    port: int,
+    faults: str,
+    seed: int,
+    webhooks: tuple[str, ...],
+    until_stdin_closes: bool,
+    anywhere: bool,
 ) -> None:
     """Serve four providers' APIs from one file, until SIGTERM."""
     try:
         endpoints = dict(endpoint(text) for text in webhooks)
-        run(books, host=host, port=port, faults=faults, seed=seed, endpoints=endpoints, anywhere=anywhere)
+        run(
+            books,
+            host=host,
+            port=port,
+            faults=faults,
+            seed=seed,
+            endpoints=endpoints,
+            anywhere=anywhere,
+            until_stdin_closes=until_stdin_closes,
+        )
     except PlanFault as fault:
         raise click.BadParameter(str(fault), param_hint="--faults") from fault
     except ValueError as fault:

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.providers.simulator import statements
+from tallystick import queries
 from tallystick.providers.simulator.dialect import Endpoint, Switch
 from tallystick.providers.simulator.file import File
 from tallystick.providers.simulator.records import Due, Entry, Event, from_microseconds, to_microseconds
 
 __all__ = ["Books", "Due", "Entry", "Event"]
 
-_SQL: Final = statements.load("books.sql")
+_SQL: Final = queries.load(__package__, "books.sql")
 # Ten digits from the first on: they sort as text as they do as numbers.
 _FIRST_ID: Final = 1_000_000_001
 # Ids are taken from a block whose end is stored before its first id is told: one statement for many ids.

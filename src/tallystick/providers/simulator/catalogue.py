@@ -215,7 +215,7 @@ FAULTS: Final = (
         source="3, Transfer statuses",
         dialects=("adyen",),
         operations=("transfer", "refund"),
-        actions=(("refuse", 60.0),),
+        actions=(("refuse", 1.0),),
     ),
     Fault(
         name="paid_then_failed",
@@ -250,7 +250,7 @@ FAULTS: Final = (
         meaning="sent, and bounced days later",
         source="5, Not final",
         dialects=("wise",),
-        operations=("transfer", "fund"),
+        operations=("transfer",),
         actions=(("bounce", 3 * _DAY),),
     ),
     Fault(

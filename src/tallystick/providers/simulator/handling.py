@@ -72,8 +72,15 @@ class Handling:
     def roll_forward(self, dialect: Dialect, stored_request: str) -> None:
         """Carry out what was answered with a 500 long ago (docs/providers.md 2.2, last row)."""
         call = self._routed(dialect, msgspec.json.decode(stored_request, type=Request))
-        if isinstance(call, Call):
-            call.execute(self._books, self._clock.now())
+        if not isinstance(call, Call):
+            return
+        now = self._clock.now()
+        known = self._keys.answer(dialect, call, now)
+        if known is None or known.status not in _GOOD:
+            # Unless the client sent it again meanwhile, and had it done.
+            reply = call.execute(self._books, now)
+            if known is None:
+                self._keys.remember(dialect, call, reply, now)
 
     def _routed(self, dialect: Dialect, request: Request) -> Call | Reply:
         try:
@@ -108,6 +115,8 @@ class Handling:
         name = strike.fault.name
         if name == "execute_then_500":
             reply = call.execute(self._books, now)
+            # Where a dialect does not store the 500, the key stays bound to what was truly done.
+            self._keys.remember(dialect, call, reply, now)
             # A refusal stays one: there is no object that a 500 could hide.
             return dialect.fault("error_500", call) if reply.status in _GOOD else reply
         if name == "error_500_object_later":

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from tallystick.providers.simulator import statements
+from tallystick import queries
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.dialect import Call, Dialect, KeyRule, Reply
 from tallystick.providers.simulator.records import from_microseconds, to_microseconds
 
-_SQL: Final = statements.load("keys.sql")
+_SQL: Final = queries.load(__package__, "keys.sql")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Reply).decode
 

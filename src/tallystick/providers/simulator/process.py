@@ -49,8 +49,9 @@ class RunningSimulator:
         self._close()
 
     def _close(self) -> None:
-        if self._child.stdout is not None:
-            self._child.stdout.close()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def start(
@@ -68,10 +69,13 @@ def start(
         arguments += ["--webhooks", endpoint]
     with open(os.devnull, "wb") if log is None else log.open("ab") as errors:  # noqa: PTH123  a device
         child = subprocess.Popen(
-            [sys.executable, "-m", "tallystick.providers.simulator", *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "tallystick.providers.simulator", "--until-stdin-closes", *arguments],
+            # Open as long as we live: however we end, the child notices.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            # A Ctrl-C in the terminal is for us: we finish what is under way before we stop it.
+            start_new_session=True,
         )
     url = _announced(child)
     if url is None:

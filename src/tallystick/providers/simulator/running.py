@@ -14,8 +14,8 @@ import uvloop
 
 from tallystick.providers.simulator.dialect import Endpoint
 from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.page import SimulatorPage
-from tallystick.providers.simulator.server import Page, Simulator
+from tallystick.providers.simulator.page.page import SimulatorPage
+from tallystick.providers.simulator.server import Simulator
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     seed: int = 0,
     endpoints: Mapping[str, Endpoint] | None = None,
     anywhere: bool = False,
-    page: Page | None = None,
+    until_stdin_closes: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `faults` is a plan, or the path of a file with one."""
     uvloop.run(
@@ -39,7 +39,7 @@ def run(
             seed=seed,
             endpoints=endpoints or {},
             anywhere=anywhere,
-            page=page,
+            until_stdin_closes=until_stdin_closes,
         )
     )
 
@@ -60,6 +60,16 @@ def endpoint(text: str) -> tuple[str, Endpoint]:
     return dialect, Endpoint(url, tuple(secrets))
 
 
+class _Leash(asyncio.Protocol):
+    """Notices the end of whoever holds the other end of our standard input."""
+
+    def __init__(self, stopped: asyncio.Event) -> None:
+        self._stopped = stopped
+
+    def eof_received(self) -> None:
+        self._stopped.set()
+
+
 async def _serve(
     books: Path,
     *,
@@ -69,16 +79,16 @@ async def _serve(
     seed: int,
     endpoints: Mapping[str, Endpoint],
     anywhere: bool,
-    page: Page | None,
+    until_stdin_closes: bool,
 ) -> None:
-    simulator = Simulator(
-        books, every_dialect(), seed=seed, plan=plan, page=page or SimulatorPage(every_dialect(), host)
-    )
+    simulator = Simulator(books, every_dialect(), seed=seed, plan=plan, page=SimulatorPage(every_dialect(), host))
     simulator.set_endpoints(endpoints)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    if until_stdin_closes:
+        await loop.connect_read_pipe(lambda: _Leash(stopped), sys.stdin)
     await simulator.start(host, port, anywhere=anywhere)
     sys.stdout.write(json.dumps({"url": simulator.url}) + "\n")
     sys.stdout.flush()

@@ -14,11 +14,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.control import Control
 from tallystick.providers.simulator.dialect import Dialect, Endpoint, Reply, Request
 from tallystick.providers.simulator.faults import Faults
+from tallystick.providers.simulator.guard import refusal
 from tallystick.providers.simulator.handling import ROLL_FORWARD, Handling
 from tallystick.providers.simulator.keys import Keys
 from tallystick.providers.simulator.webhooks import Webhooks
@@ -67,6 +70,7 @@ class Simulator:
         self._awake = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tending: asyncio.Task[None] | None = None
+        self._host = ""
         self.url = ""
 
     def set_endpoints(self, endpoints: Mapping[str, Endpoint]) -> None:
@@ -78,6 +82,7 @@ class Simulator:
         """Listen. Raises NotLoopback for another address, unless it may be `anywhere`."""
         if not anywhere and not ipaddress.ip_address(host).is_loopback:
             raise NotLoopback(f"{host} is not loopback, and the control API has no password")
+        self._host = host
         self.books.announce = self._webhooks.announce
         self.books.wake = self._awake.set
         self.books.commit()
@@ -111,11 +116,19 @@ class Simulator:
             self._handling.handle(dialect, below, exchange)
             return
         if name == "_sim":
+            unwelcome = refusal(request, self._host, is_form=False)
+            if unwelcome is not None:
+                exchange.answer(Reply(403, msgspec.json.encode({"error": unwelcome})))
+                return
             task = asyncio.create_task(self._answer_control(request, exchange))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
             return
-        found = None if self._page is None else self._page(request, self.control)
+        try:
+            found = None if self._page is None else self._page(request, self.control)
+        except Exception:  # noqa: BLE001  a bug in the page must not end the connection without a word
+            _LOG.exception("the page failed at %s %s", request.method, request.path)
+            found = Reply(500, b"The page failed; the simulator's log tells why.", (("content-type", "text/plain"),))
         reply = found or Reply(404, b'{"error":"not found"}')
         # A form of the page may have changed the books.
         self.books.after_commit(lambda error: exchange.answer(reply if error is None else Reply(500)))

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.providers.simulator import statements, tricks
+from tallystick import queries
+from tallystick.providers.simulator import tricks
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect
@@ -24,15 +25,13 @@ from tallystick.providers.simulator.faults import Faults
 from tallystick.providers.simulator.posting import NotDelivered, post
 from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
 
-_SQL: Final = statements.load("webhooks.sql")
+_SQL: Final = queries.load(__package__, "webhooks.sql")
 # Attempts under way at once, over all dialects.
 MOST_AT_ONCE: Final = 64
 # Seconds the receiver has: docs/providers.md 3 and 4 (10 s), 5 (5 s); Stripe's is not published (2.10).
 ANSWER_SECONDS: Final = {"stripe": 10.0, "adyen": 10.0, "square": 10.0, "wise": 5.0}
 # One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
 IN_ORDER: Final = frozenset({"adyen"})
-# A held event follows the next one by this long.
-_BEHIND_SECONDS: Final = 1.0
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -63,9 +62,6 @@ class Webhooks:
             self._insert(self._twin(event), tricks.Planned(), now)
         for planned in tricks.planned(strike):
             self._insert(event, planned, now)
-        if strike is None or strike.fault.name != "webhook_reordered":
-            behind = to_microseconds(now + timedelta(seconds=_BEHIND_SECONDS))
-            self._books.execute(_SQL["release_held"], (behind, event.dialect))
         self._books.wake()
 
     def _twin(self, event: Event) -> Event:
@@ -152,6 +148,8 @@ class Webhooks:
         trick = "" if state == "pending" else delivery.trick
         values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
         self._books.execute(_SQL["record"], values)
+        now = to_microseconds(self._clock.now())
+        self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number))
 
     def next_due_at(self) -> datetime | None:
         """When the next attempt that is not due yet will be."""

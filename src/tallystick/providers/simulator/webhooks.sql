@@ -2,8 +2,9 @@
 INSERT INTO delivery (dialect, event_id, trick, due_at, attempts, state, note) VALUES (?, ?, ?, ?, 0, ?, '');
 
 -- name: release_held
--- What was held back goes out after the one that came next.
-UPDATE delivery SET trick = '', due_at = ? WHERE dialect = ? AND trick = 'reordered' AND state = 'pending';
+-- What was held back goes out when one that came later has been sent.
+UPDATE delivery SET trick = '', due_at = ?
+ WHERE dialect = ? AND number < ? AND trick = 'reordered' AND state = 'pending';
 
 -- name: due
 SELECT number, dialect, event_id, trick, attempts

@@ -1,6 +1,6 @@
 """Named SQL of this folder, without comments: the driver knows a multi-row INSERT by its first word."""
 
-from tallystick.store import queries
+from tallystick import queries
 
 
 def load(filename: str) -> dict[str, str]:

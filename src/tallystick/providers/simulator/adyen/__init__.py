@@ -1,0 +1,1 @@
+"""Adyen's dialect."""

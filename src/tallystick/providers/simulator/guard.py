@@ -1,0 +1,44 @@
+"""Who may use the page and the control API: a person or a program that means the simulator itself. Pure.
+
+There is no password, so two things keep other sites out of a person's browser:
+
+    Host     must be an address of this simulator. A foreign name that was made to resolve to 127.0.0.1 (DNS
+             rebinding) shows that name here.
+    Origin   of a form must be this very page. Browsers always send it with a post; programs, which use /_sim/, send
+             none.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from tallystick.providers.simulator.dialect import Request
+
+
+def refusal(request: Request, bound_host: str, *, is_form: bool) -> str | None:
+    """Why the request is not answered, as a sentence; None: it is welcome."""
+    host = request.headers.get("host", "")
+    if not _is_own(host, bound_host):
+        return f"This page is not served as {host!r}. Open it at the address the simulator printed when it started."
+    origin = request.headers.get("origin", "")
+    if request.method == "GET" or not (origin or is_form):
+        return None
+    if origin.lower() != f"http://{host.lower()}":
+        sent_by = repr(origin) if origin else "a page that does not say where it comes from"
+        return f"This was sent by {sent_by}, and only the simulator's own page may send it. Nothing was changed."
+    return None
+
+
+def _is_own(host: str, bound_host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        bound = ipaddress.ip_address(bound_host)
+    except ValueError:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    # Listening everywhere, any address may be ours; a bare number in Host cannot have come from a foreign name.
+    return address.is_loopback or address == bound or bound.is_unspecified

@@ -1,0 +1,1 @@
+"""Square's dialect."""

@@ -1,0 +1,1 @@
+"""Stripe's dialect."""

@@ -1,0 +1,253 @@
+"""Stripe v1, as far as our adapter and the official `stripe` package call it.
+
+The package works unmodified with its base address set to `http://.../stripe`.
+
+Keys (docs/providers.md 2.2): whatever is refused here, in `route`, was not executed and is not stored; whatever an
+execution answers is stored, 4xx and 500 alike, for 24 hours. API keys: `sk_...` may do everything, `rk_...` may
+only read (403), one that contains `invalid` is none (401).
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.dialect import (
+    Call,
+    Endpoint,
+    KeyRule,
+    Notification,
+    Reply,
+    Request,
+    Switch,
+)
+from tallystick.providers.simulator.stripe import balance as stripe_balance
+from tallystick.providers.simulator.stripe import listing as stripe_listing
+from tallystick.providers.simulator.stripe import payment as stripe_payment
+from tallystick.providers.simulator.stripe import payout as stripe_payout
+from tallystick.providers.simulator.stripe import refund as stripe_refund
+from tallystick.providers.simulator.stripe import transfer as stripe_transfer
+from tallystick.providers.simulator.stripe.trouble import TROUBLE, in_flight, mismatch, refused
+from tallystick.providers.simulator.stripe.wire import (
+    DIALECT,
+    Context,
+    Parameters,
+    Refusal,
+    context,
+    new_request_id,
+    parameters,
+    problem,
+)
+
+# docs/providers.md 1, Key limit and Retention.
+LONGEST_KEY: Final = 255
+HORIZON_SECONDS: Final = 24 * 3600.0
+NAMESPACE_SWITCH: Final = "stripe.key_namespace"
+ORIGINAL_SWITCH: Final = "stripe.original_request_header"
+
+SWITCHES: Final = (
+    Switch(stripe_balance.STATUS_SWITCH, ("400", "402"), "docs/providers.md 9: HTTP status of balance_insufficient"),
+    Switch(NAMESPACE_SWITCH, ("platform", "account"), "docs/providers.md 2.2: key namespace of connected accounts"),
+    Switch(
+        stripe_transfer.GROUP_SWITCH, ("forced", "free"), "docs/providers.md 2.5: source_transaction, transfer_group"
+    ),
+    Switch(stripe_refund.LATE_FAILURE_SWITCH, ("yes", "no"), "docs/providers.md 2.7: a succeeded refund can fail"),
+    Switch(ORIGINAL_SWITCH, ("sent", "absent"), "docs/providers.md 8: Original-Request on a replay"),
+    Switch(stripe_listing.SEARCH_SWITCH, ("60", "0", "3600"), "docs/providers.md 2.9: how late the search is"),
+)
+
+Execute = Callable[[Books, datetime], Reply]
+Prepare = Callable[..., Execute]
+
+
+class Stripe:
+    """The dialect."""
+
+    name = DIALECT
+    switches = SWITCHES
+    # docs/providers.md 2.10: growing gaps up to three days; the gaps themselves are not published.
+    retry_gaps_seconds = (300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, *(43_200.0,) * 4)
+
+    def route(self, request: Request) -> Call | Reply:
+        """The operation, or what is refused before the key layer."""
+        who = context(request)
+        unwelcome = _unwelcome(request, who)
+        if unwelcome is not None:
+            return unwelcome
+        for pattern, methods in _ROUTES.items():
+            match = pattern.fullmatch(request.path)
+            if match is None:
+                continue
+            found = methods.get(request.method)
+            if found is None:
+                break
+            operation, prepare = found
+            try:
+                execute = prepare(parameters(request), who, *match.groups())
+            except Refusal as refusal:
+                return refusal.reply
+            return _call(operation, execute, request, who)
+        message = f"Unrecognized request URL ({request.method}: {request.path})."
+        return problem(404, message, context=who)
+
+    def keys(self, books: Books) -> KeyRule:
+        """docs/providers.md 2.2."""
+        return _RULES[books.switch(NAMESPACE_SWITCH), books.switch(ORIGINAL_SWITCH)]
+
+    def fault(self, name: str, call: Call) -> Reply:
+        """docs/providers.md 2.4."""
+        trouble, _, code = name.partition(":")
+        if trouble == "refused":
+            return refused(call, code)
+        return TROUBLE[trouble](call)
+
+    def act(self, books: Books, now: datetime, action: str, object_id: str) -> None:
+        """Transfers: reverse. Payouts: send, pay, fail. Refunds and PaymentIntents: succeed, fail."""
+        for kind, act in _ACTS.items():
+            entry = books.get(DIALECT, kind, object_id)
+            if entry is not None:
+                act(books, now, action, entry)
+                return
+        raise KeyError(object_id)
+
+    def notification(self, event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> Notification:
+        """docs/providers.md 2.10: one v1 signature per secret, over the time and the raw body."""
+        body = msgspec.json.encode(event)
+        at = int(sent_at.timestamp())
+        message = b"%d.%s" % (at, body)
+        signatures = (hmac.new(secret.encode(), message, hashlib.sha256).hexdigest() for secret in endpoint.secrets)
+        signed = ",".join([f"t={at}", *(f"v1={signature}" for signature in signatures)])
+        headers = (("content-type", "application/json; charset=utf-8"), ("stripe-signature", signed))
+        return Notification((*headers, ("user-agent", "Stripe/1.0")), body)
+
+
+_ACTS: Final = {
+    "transfer": stripe_transfer.act,
+    "payout": stripe_payout.act,
+    "refund": stripe_refund.act,
+    "payment_intent": stripe_payment.act,
+}
+
+
+def _unwelcome(request: Request, who: Context) -> Reply | None:
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.startswith(("sk_", "rk_")) or "invalid" in secret:
+        return problem(401, "Invalid API Key provided.", context=who)
+    if secret.startswith("rk_") and request.method != "GET":
+        return problem(403, "The provided key does not have the required permissions.", context=who)
+    if who.key is not None and len(who.key) > LONGEST_KEY:
+        return problem(400, f"Idempotency-Key has {LONGEST_KEY} characters at most.", context=who)
+    return None
+
+
+def _call(operation: str, execute: Execute, request: Request, who: Context) -> Call:
+    if who.key is None:
+        return Call(operation, partial(_answered, execute))
+    # The same parameters in another order are the same request. The account counts only where keys are common.
+    sent = b"&".join([request.path.encode(), *sorted(request.body.split(b"&"))])
+    digest = hashlib.sha256(b"%s %s" % (who.account.encode(), sent)).digest()
+    return Call(operation, partial(_answered, execute), who.key, who.account, digest)
+
+
+def _answered(execute: Execute, books: Books, now: datetime) -> Reply:
+    try:
+        return execute(books, now)
+    except Refusal as refusal:
+        return refusal.reply
+
+
+def _stores(reply: Reply) -> bool:
+    return reply.status not in {401, 409, 429}
+
+
+def _replay(reply: Reply, *, original: bool) -> Reply:
+    first = dict(reply.headers).get("request-id", "")
+    kept = tuple((name, value) for name, value in reply.headers if name != "request-id")
+    own = (("request-id", new_request_id()), ("idempotent-replayed", "true"))
+    more = (("original-request", first),) if original else ()
+    return msgspec.structs.replace(reply, headers=(*kept, *own, *more))
+
+
+_RULES: Final = {
+    (namespace, original): KeyRule(
+        horizon_seconds=HORIZON_SECONDS,
+        stores=_stores,
+        replay=partial(_replay, original=original == "sent"),
+        in_flight=in_flight,
+        mismatch=mismatch,
+        scope=None if namespace == "account" else lambda _call: "",
+    )
+    for namespace in ("platform", "account")
+    for original in ("sent", "absent")
+}
+
+
+def _creates(asked: Callable[[Parameters, Context], Any], create: Callable[..., Reply]) -> Prepare:
+    return lambda given, who: partial(create, asked=asked(given, who), context=who)
+
+
+def _changes(change: Callable[..., Reply], name: str) -> Prepare:
+    return lambda given, who, id_: partial(change, **{name: id_}, given=given, context=who)
+
+
+def _shows(kind: str) -> Prepare:
+    return lambda _given, who, id_: partial(stripe_listing.one, kind=kind, id_=id_, context=who)
+
+
+def _lists(url: str) -> Prepare:
+    listing = stripe_listing.LISTINGS[url]
+    return lambda given, who: partial(stripe_listing.many, listing=listing, given=given, context=who)
+
+
+def _refunds(given: Parameters, who: Context) -> Execute:
+    return partial(stripe_refund.create, given=stripe_refund.check(given, who), context=who)
+
+
+_PATHS: Final[dict[str, dict[str, tuple[str, Prepare]]]] = {
+    r"/v1/transfers": {
+        "POST": ("transfer", _creates(stripe_transfer.asked, stripe_transfer.create)),
+        "GET": ("list", _lists("/v1/transfers")),
+    },
+    r"/v1/transfers/([^/]+)": {"GET": ("lookup", _shows("transfer"))},
+    r"/v1/transfers/([^/]+)/reversals": {
+        "POST": ("reversal", _changes(stripe_transfer.reverse, "transfer_id")),
+        "GET": ("list", _changes(stripe_listing.reversals, "transfer_id")),
+    },
+    r"/v1/payment_intents": {
+        "POST": ("charge", _creates(stripe_payment.asked, stripe_payment.create)),
+        "GET": ("list", _lists("/v1/payment_intents")),
+    },
+    r"/v1/payment_intents/search": {
+        "GET": ("lookup", lambda given, who: partial(stripe_listing.search, given=given, context=who))
+    },
+    r"/v1/payment_intents/([^/]+)": {"GET": ("lookup", _shows("payment_intent"))},
+    r"/v1/payment_intents/([^/]+)/confirm": {"POST": ("confirm", _changes(stripe_payment.confirm, "intent_id"))},
+    r"/v1/payment_intents/([^/]+)/capture": {"POST": ("capture", _changes(stripe_payment.capture, "intent_id"))},
+    r"/v1/payment_intents/([^/]+)/cancel": {"POST": ("cancel", _changes(stripe_payment.cancel, "intent_id"))},
+    r"/v1/charges": {"GET": ("list", _lists("/v1/charges"))},
+    r"/v1/charges/([^/]+)": {"GET": ("lookup", _shows("charge"))},
+    r"/v1/refunds": {"POST": ("refund", _refunds), "GET": ("list", _lists("/v1/refunds"))},
+    r"/v1/refunds/([^/]+)": {"GET": ("lookup", _shows("refund"))},
+    r"/v1/payouts": {
+        "POST": ("payout", _creates(stripe_payout.asked, stripe_payout.create)),
+        "GET": ("list", _lists("/v1/payouts")),
+    },
+    r"/v1/payouts/([^/]+)": {"GET": ("lookup", _shows("payout"))},
+    r"/v1/payouts/([^/]+)/cancel": {"POST": ("cancel", _changes(stripe_payout.cancel, "payout_id"))},
+    r"/v1/balance": {"GET": ("balance", lambda _given, who: partial(stripe_balance.show, context=who))},
+    r"/v1/balance_transactions": {"GET": ("list", _lists("/v1/balance_transactions"))},
+    r"/v1/balance_transactions/([^/]+)": {
+        "GET": ("lookup", lambda _given, who, id_: partial(stripe_listing.transaction, id_=id_, context=who))
+    },
+    r"/v1/events": {"GET": ("events", lambda given, who: partial(stripe_listing.events, given=given, context=who))},
+    r"/v1/events/([^/]+)": {
+        "GET": ("events", lambda _given, who, id_: partial(stripe_listing.event, id_=id_, context=who))
+    },
+}
+_ROUTES: Final = {re.compile(pattern): methods for pattern, methods in _PATHS.items()}

@@ -1,0 +1,1 @@
+"""Wise's dialect."""
