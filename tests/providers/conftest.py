@@ -26,12 +26,13 @@ def books(simulator_url: str) -> Control:
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.name)
 def world(request: pytest.FixtureRequest) -> World:
-    found: World = request.param
-    return found
+    """Every one in turn, or the ones a test names."""
+    wanted: World | str = request.param
+    return wanted if isinstance(wanted, World) else next(world for world in WORLDS if world.name == wanted)
 
 
 @pytest.fixture
 async def provider(world: World, books: Control) -> AsyncIterator[Provider]:
-    made = world.make(books.url)
+    made = world.make(books.url, "", "")
     yield made
     await made.close()

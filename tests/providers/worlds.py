@@ -69,7 +69,8 @@ class World:
     """A provider of the suite: what it can be asked for, and in which words."""
 
     name: str
-    make: Callable[[str], Provider]
+    # From the simulator's address, the address webhooks go to, and Wise's public key.
+    make: Callable[[str, str, str], Provider]
     # What moves money best here, and the word for it in fault plans.
     purpose: Purpose
     operation: str
@@ -112,7 +113,7 @@ class World:
 WORLDS = [
     World(
         "stripe",
-        lambda url: Stripe(
+        lambda url, _hook, _key: Stripe(
             StripeAccount(
                 api_key=Secret(API_KEY),
                 api_base=f"{url}/stripe",
@@ -127,7 +128,7 @@ WORLDS = [
     ),
     World(
         "adyen",
-        lambda url: Adyen(
+        lambda url, _hook, _key: Adyen(
             AdyenAccount(
                 api_key=Secret(API_KEY),
                 merchant_account="TestMerchant",
@@ -145,13 +146,13 @@ WORLDS = [
     ),
     World(
         "square",
-        lambda url: Square(
+        lambda url, hook, _key: Square(
             SquareAccount(
                 api_key=Secret(API_KEY),
                 location_id="LMAIN",
                 api_base=f"{url}/square",
                 webhook_secrets=(Secret("old"), Secret("sigkey")),
-                webhook_url="",
+                webhook_url=hook,
                 requests_per_second=FAST,
             )
         ),
@@ -161,8 +162,14 @@ WORLDS = [
     ),
     World(
         "wise",
-        lambda url: Wise(
-            WiseAccount(api_key=Secret(API_KEY), profile_id="1001", api_base=f"{url}/wise", requests_per_second=FAST)
+        lambda url, _hook, key: Wise(
+            WiseAccount(
+                api_key=Secret(API_KEY),
+                profile_id="1001",
+                api_base=f"{url}/wise",
+                webhook_keys=(key,) if key else (),
+                requests_per_second=FAST,
+            )
         ),
         purpose="transfer",
         operation="transfer",
