@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-
-TALLY = [sys.executable, "-c", "from tallystick.cli import main; main()"]
+from tests.cli.commands import TALLY, tally
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +20,10 @@ def dsn(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
 
 
-def tally(*arguments: str, dsn: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    return subprocess.run(
-        [*TALLY, *arguments],
-        env={**environment, "TALLY_DATABASE_URL": dsn, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_help_lists_the_commands_and_the_exit_codes(dsn: str) -> None:
     shown = tally("--help", dsn=dsn)
     assert shown.returncode == 0
-    for command in ("up", "serve", "migrate", "config", "keys", "verify", "explain", "bench"):
+    for command in ("up", "serve", "migrate", "config", "keys", "verify", "explain", "providers", "simulator", "bench"):
         assert re.search(rf"^  {command}\b", shown.stdout, re.MULTILINE), command
     assert "3 a dependency is out of reach" in shown.stdout
 
@@ -106,7 +93,13 @@ def service(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     home = tmp_path_factory.mktemp("home")
     process = subprocess.Popen(
         [*TALLY, "up"],
-        env={**os.environ, "TALLY_DATABASE_URL": dsn, "TALLY_PORT": "0", "TALLY_HOME": str(home)},
+        env={
+            **os.environ,
+            "TALLY_DATABASE_URL": dsn,
+            "TALLY_PORT": "0",
+            "TALLY_SIMULATOR_PORT": "0",
+            "TALLY_HOME": str(home),
+        },
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -90,8 +90,7 @@ def _row(
         "seconds": ping and round(ping.seconds, 3),
         "breakers": [msgspec.to_builtins(one) for one in breakers or () if one.provider == name],
         "facts": {
-            **{field: getattr(facts, field) for field in facts.__struct_fields__ if field not in {"name", "lists"}},
-            "lists": sorted(facts.lists),
+            **{field: getattr(facts, field) for field in facts.__struct_fields__ if field != "name"},
             "minor_unit_exceptions": sorted(facts.minor_unit_exceptions),
         },
     }
@@ -159,4 +158,13 @@ def _span(span: timedelta) -> str:
 
 
 def _plain(value: object) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else str(value)
+    """What JSON does not know: spans are seconds."""
+    match value:
+        case timedelta():
+            return value.total_seconds()
+        case Mapping():
+            return dict(value)
+        case frozenset():
+            return sorted(value)
+        case _:
+            return str(value)

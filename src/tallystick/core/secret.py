@@ -25,6 +25,9 @@ class Secret:
     def __str__(self) -> str:
         return HIDDEN
 
+    def __format__(self, specification: str) -> str:
+        return format(HIDDEN, specification)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and compare_digest(self._text.encode(), other._text.encode())
 
