@@ -76,6 +76,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
+        self.retry_after = ""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,6 +85,8 @@ class Receiver:
                 receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
                 self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
                 self.send_header("content-length", "0")
+                if receiver.retry_after:
+                    self.send_header("Retry-After", receiver.retry_after)
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  http.server's name

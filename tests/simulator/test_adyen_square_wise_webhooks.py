@@ -313,6 +313,34 @@ def test_a_redelivery_of_wise_has_another_delivery_id(
     assert is_wises(key, second, second_body)
 
 
+def test_wise_waits_as_long_as_the_receiver_asks(
+    client: httpx2.Client, control: httpx2.Client, receiver: Receiver
+) -> None:
+    subscribe(client, receiver.url)
+    receiver.statuses, receiver.retry_after = [503], "7200"
+    wise_transfer(client)
+    advance(control)
+    advance(control, 7100)
+    assert len(receiver.received) == 1
+    advance(control, 101)
+    assert len(receiver.received) == 2
+
+
+@pytest.mark.parametrize(("tries", "made"), [("25", 25), ("3", 3)])
+def test_wise_may_give_up_early_on_a_client_error(
+    client: httpx2.Client, control: httpx2.Client, receiver: Receiver, tries: str, made: int
+) -> None:
+    subscribe(client, receiver.url)
+    control.put("/switches", json={"wise.client_error_tries": tries}).raise_for_status()
+    receiver.statuses = [404] * 100
+    wise_transfer(client)
+    for _ in range(40):
+        advance(control, 86_400)
+    # Another event tells, after two weeks, that nobody funded it.
+    states = [json.loads(body)["data"]["current_state"] for _, body in receiver.received]
+    assert states.count(states[0]) == made
+
+
 def test_a_new_subscription_keeps_the_key(client: httpx2.Client, receiver: Receiver) -> None:
     first, second = subscribe(client, receiver.url), subscribe(client, receiver.url + "/2")
     assert first.public_numbers() == second.public_numbers()

@@ -22,14 +22,19 @@ from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect
 from tallystick.providers.simulator.faults import Faults
-from tallystick.providers.simulator.posting import NotDelivered, post
+from tallystick.providers.simulator.posting import Answered, NotDelivered, post
 from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
+from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
 # Attempts under way at once, over all dialects.
 MOST_AT_ONCE: Final = 64
 # Seconds the receiver has: docs/providers.md 3 and 4 (10 s), 5 (5 s); Stripe's is not published (2.10).
 ANSWER_SECONDS: Final = {"stripe": 10.0, "adyen": 10.0, "square": 10.0, "wise": 5.0}
+# docs/providers.md 5, Delivery.
+HONOUR_RETRY_AFTER: Final = frozenset({"wise"})
+_GOOD: Final = range(200, 300)
+_CLIENT_ERRORS: Final = range(400, 500)
 # One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
 IN_ORDER: Final = frozenset({"adyen"})
 
@@ -109,47 +114,57 @@ class Webhooks:
 
     async def _attempt(self, delivery: Delivery) -> None:
         try:
-            status, note = await self._send(delivery)
-            self._record(delivery, is_good=200 <= status < 300, note=note)  # noqa: PLR2004  the class of success
+            answered, note = await self._send(delivery)
+            self._record(delivery, answered, note)
             await self._books.committed()
         finally:
             del self._under_way[delivery.number]
             self._books.wake()
 
-    async def _send(self, delivery: Delivery) -> tuple[int, str]:
+    async def _send(self, delivery: Delivery) -> tuple[Answered | None, str]:
         event = self._books.event(delivery.dialect, delivery.event_id)
         endpoint = self._books.endpoint(delivery.dialect)
         if event is None or endpoint is None:
-            return 0, "no endpoint"
+            return None, "no endpoint"
         dialect = self._dialects[delivery.dialect]
         now = self._clock.now()
         try:
             notification = tricks.notification(dialect, event.body, endpoint, now=now, trick=delivery.trick)
         except ValueError as error:
             # A secret that is none of this dialect's: as bad as a receiver that refuses, and as often tried.
-            return 0, f"not signed: {error}"
+            return None, f"not signed: {error}"
         try:
             seconds = ANSWER_SECONDS[delivery.dialect]
-            status = await post(endpoint.url, notification.headers, notification.body, seconds=seconds)
+            answered = await post(endpoint.url, notification.headers, notification.body, seconds=seconds)
         except NotDelivered as trouble:
-            return 0, str(trouble)
-        return status, f"HTTP {status}"
+            return None, str(trouble)
+        return answered, f"HTTP {answered.status}"
 
-    def _record(self, delivery: Delivery, *, is_good: bool, note: str) -> None:
+    def _record(self, delivery: Delivery, answered: Answered | None, note: str) -> None:
         attempts = delivery.attempts + 1
         gaps = self._dialects[delivery.dialect].retry_gaps_seconds
         due_at = self._clock.now()
         state = "delivered"
-        if not is_good:
-            is_last = attempts > len(gaps) or tricks.is_sent_once(delivery.trick)
+        if answered is None or answered.status not in _GOOD:
+            tries = self._tries(delivery.dialect, answered, 1 + len(gaps))
+            is_last = attempts >= tries or tricks.is_sent_once(delivery.trick)
             state = "failed" if is_last else "pending"
-            due_at += timedelta(seconds=0 if is_last else gaps[attempts - 1])
+            gap = 0.0 if is_last else gaps[attempts - 1]
+            if answered is not None and delivery.dialect in HONOUR_RETRY_AFTER:
+                gap = max(gap, answered.retry_after_seconds or 0.0)
+            due_at += timedelta(seconds=gap)
         # Only a first attempt is made wrong; what is left on a row that is done tells what it was.
         trick = "" if state == "pending" else delivery.trick
         values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
         self._books.execute(_SQL["record"], values)
         now = to_microseconds(self._clock.now())
         self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number))
+
+    def _tries(self, dialect: str, answered: Answered | None, most: int) -> int:
+        """Wise tries some client errors only three times; which ones is not told (docs/providers.md 5, Delivery)."""
+        if dialect == "wise" and answered is not None and answered.status in _CLIENT_ERRORS:
+            return min(most, int(self._books.switch(CLIENT_ERROR_TRIES)))
+        return most
 
     def next_due_at(self) -> datetime | None:
         """When the next attempt that is not due yet will be."""

@@ -40,6 +40,11 @@ SWITCHES: Final = (
     Switch("wise.quote_life_seconds", ("1800", "86400", "60"), "docs/providers.md 5, Amounts: quote life unverified"),
     Switch("wise.funding_challenge", ("never", "always"), "docs/providers.md 5, SCA"),
     Switch(
+        wise_webhook.CLIENT_ERROR_TRIES,
+        ("25", "3"),
+        "docs/providers.md 5, Delivery: which 4xx are tried 3 times is not told",
+    ),
+    Switch(
         "wise.second_funding",
         ("conflict_409", "rejected_201"),
         "docs/providers.md 5, Duplicate guards; other clients also expect 201 REJECTED payment.exists",

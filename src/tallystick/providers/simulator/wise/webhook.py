@@ -22,6 +22,7 @@ from tallystick.providers.simulator.wise.answer import DIALECT, answer, problem,
 
 _PEM: Final = "PRIVATE KEY"
 _BITS: Final = 2048
+CLIENT_ERROR_TRIES: Final = "wise.client_error_tries"
 
 
 class Delivery(msgspec.Struct, frozen=True):
