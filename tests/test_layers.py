@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app": {"core", "engine", "errors", "flows", "providers", "settings", "store"},
     "library": {"app", "core", "engine", "errors", "settings", "store"},
     "sync": {"library", "core", "errors", "store"},
-    "web": {"app", "core", "engine", "errors", "settings", "store"},
+    "web": {"app", "core", "engine", "errors", "flows", "settings", "store"},
     "bench": {"app", "core", "engine", "errors", "flows", "providers", "settings", "store", "web"},
     "cli": {"app", "bench", "core", "errors", "providers", "settings", "store", "web"},
     "__init__": {"core", "errors", "library", "store"},

@@ -17,6 +17,7 @@ from tallystick.flows.sending import Sender, Sent
 from tallystick.providers.stripe import Stripe, StripeAccount
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import intent as intents
+from tallystick.web.metrics import Metrics
 from tests import servers
 from tests.faults.wire import wire
 from tests.ledgers import Ledger, broken, fetchval, ledger
@@ -208,6 +209,10 @@ async def test_breakers_are_told_to_the_others_and_taken_back(dsn: str) -> None:
             sent = await sender.send(books.tenant, "stripe", transfer(number))
         assert isinstance(sent, Sent)
         assert isinstance(sent.answer, Busy)
+        assert sender.answers == {("stripe", "unknown"): 5, ("stripe", "busy"): 1}
+        shown = Metrics(books.engine, sender).exposition().decode()
+        assert 'tally_provider_breaker_open{provider="stripe"} 1.0' in shown
+        assert 'tally_provider_answers_total{answer="unknown",provider="stripe"} 5.0' in shown
         (told,) = await intents.breakers(books.database)
         assert (told.provider, told.state, told.reason) == ("stripe", "open", "status 503")
     assert await fetchval(dsn, "SELECT count(*) FROM tally.breaker") == 0

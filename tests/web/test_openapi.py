@@ -56,7 +56,7 @@ async def test_the_router_and_the_document_hold_the_same_calls(embedded18: serve
             if method != "HEAD"
         }
         assert len(router.routes) == len({path for _, path in routed})
-        table = api.route_table(service, Metrics(service.engine))
+        table = api.route_table(service, Metrics(service.engine, service.sender))
         assert routed == _operations(openapi.document(table)).keys()
 
 

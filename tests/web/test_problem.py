@@ -11,6 +11,7 @@ from tallystick.core.operation import Kinds
 from tallystick.core.outcome import Rejected
 from tallystick.engine.engine import Engine
 from tallystick.errors import Busy, Faulted, InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.flows.sending import Sender
 from tallystick.store.database import Database
 from tallystick.store.operation import PostgresLedger
 from tallystick.web.access import Doorkeeper
@@ -116,7 +117,7 @@ async def test_a_bug_is_answered_without_its_words() -> None:
     )
     # Never asked: the call needs no key and fails before it reads anything.
     database = Database.__new__(Database)
-    metrics = Metrics(Engine(PostgresLedger(database), Kinds()))
+    metrics = Metrics(Engine(PostgresLedger(database), Kinds()), Sender(database, {}))
     resource = Resource("/", {"GET": route}, Doorkeeper(database), metrics)
     await resource({"method": "GET", "headers": []}, receive, send)
     problem = json.loads(sent[1]["body"])

@@ -9,6 +9,7 @@ Killed after `begin`: an attempt without an answer, which recovery looks up. Kil
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -67,6 +68,8 @@ class Sender:
         )
         self._answering = GroupCommit(AnswerWork(database), limits=limits)
         self._told: dict[str, BreakerState] = {}
+        # By provider and class of answer, since this process began.
+        self.answers: Counter[tuple[str, str]] = Counter()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -117,9 +120,14 @@ class Sender:
             sendable_until=began + self._limits.send_seconds,
         )
         answer = await _call(adapter, instruction, sending)
+        self.answers[provider, type(answer).__name__.lower()] += 1
         is_recorded = await self._record(tenant, attempt, answer)
         await self._tell_breaker(provider, adapter)
         return Sent(answer=answer, attempt=attempt.number, first_sent_at=attempt.first_sent_at, is_recorded=is_recorded)
+
+    def breakers(self) -> dict[str, BreakerState]:
+        """How each provider's breaker stands in this process."""
+        return {name: provider.breaker.state for name, provider in self._providers.items()}
 
     async def _record(self, tenant: Tenant, attempt: Attempt, answer: Answer) -> bool:
         try:

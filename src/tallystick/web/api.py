@@ -24,7 +24,7 @@ from tallystick.web.routes import routes
 
 def build(service: Service) -> ASGIApp:
     """The application for a running service."""
-    metrics = Metrics(service.engine)
+    metrics = Metrics(service.engine, service.sender)
     table = route_table(service, metrics)
     doorkeeper = Doorkeeper(service.database)
     by_path: dict[str, dict[str, Route]] = {}

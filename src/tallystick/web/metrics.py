@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tallystick.engine.engine import Engine
+from tallystick.flows.sending import Sender
 from tallystick.web.problem import PROBLEMS
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
@@ -18,10 +19,11 @@ _DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 class Metrics:
     """What this process counts."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sender: Sender) -> None:
         """A registry of its own: two services in one process must not share counts."""
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCounts(engine))
+        self._registry.register(_ProviderCounts(sender))
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -69,3 +71,24 @@ class _EngineCounts(Collector):
         yield GaugeMetricFamily("tally_engine_waiting", "Operations in the queue.", value=group.waiting)
         yield CounterMetricFamily("tally_engine_batches", "Transactions that answered a batch.", value=group.batches)
         yield CounterMetricFamily("tally_engine_answered", "Operations answered by batches.", value=group.answered)
+
+
+class _ProviderCounts(Collector):
+    """What providers answered, and whether they are thought to be down."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "tally_provider_answers", "Attempts, by provider and class of answer.", labels=["provider", "answer"]
+        )
+        for (provider, answer), count in sorted(self._sender.answers.items()):
+            answers.add_metric([provider, answer], count)
+        yield answers
+        breakers = GaugeMetricFamily(
+            "tally_provider_breaker_open", "1 while new sends are stopped or probing.", labels=["provider"]
+        )
+        for name, state in self._sender.breakers().items():
+            breakers.add_metric([name], float(state != "closed"))
+        yield breakers
