@@ -107,6 +107,17 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 Instruction = Charge | Refund | Transfer
 
 
+def kind_of(instruction: Instruction) -> Purpose:
+    """What kind of movement an instruction asks for, before a provider has its own word for it."""
+    match instruction:
+        case Charge():
+            return "charge"
+        case Refund():
+            return "refund"
+        case Transfer():
+            return "transfer"
+
+
 class Sending(msgspec.Struct, frozen=True, kw_only=True):
     """Leave to write bytes: proof that the intent, with its first_sent_at and not_after, is committed.
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Busy, Exchange, Facts, Sending
+from tallystick.core.provider import Busy, Exchange, Facts, Reachability, Sending
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.gate import Gate, TooLong
 from tallystick.providers.http import Http, NotSent, Reply, Result, Unanswered
@@ -22,6 +22,8 @@ SAID_CHARACTERS: Final = 500
 QUESTION_SECONDS: Final = 30.0
 _DEFAULT_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
+_OK: Final = 200
+_NOT_US: Final = frozenset({401, 403})
 _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
 # Shorter header values are no secrets, and may stand in any body.
@@ -106,6 +108,19 @@ class Line:
         except TooLong as error:
             reason = f"too much is waiting for {self._facts.name} ({error})"
             return Said(NotSent(reason), Exchange(asked=f"{method} {path}", status=0, said=reason))
+
+    async def ping(self, path: str) -> Reachability:
+        """Ask for something harmless that only our credentials may see."""
+        began = steady()
+        said = await self.ask("GET", path)
+        seconds = steady() - began
+        if not isinstance(said.result, Reply):
+            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
+        status = said.result.status
+        detail = "answers" if status == _OK else f"answered {status}"
+        if status in _NOT_US:
+            detail = f"answered {status}: our credentials are not accepted"
+        return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
 
     async def close(self) -> None:
         """Close the idle connections."""

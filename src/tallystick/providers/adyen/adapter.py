@@ -24,6 +24,7 @@ from tallystick.core.provider import (
     Transfer,
     Undecided,
     Unknown,
+    kind_of,
 )
 from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
 from tallystick.providers.adyen.account import AdyenAccount
@@ -33,9 +34,7 @@ from tallystick.providers.adyen.objects import transfer_movement
 from tallystick.providers.adyen.reading import fetched_transfer, payment_answer, refund_answer, transfer_answer
 from tallystick.providers.adyen.webhook import receive
 from tallystick.providers.adyen.wording import Wording, charge_wording, is_id, refund_wording, transfer_wording
-from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line, Said
-from tallystick.providers.steady import steady
 
 _JSON: Final = ("content-type", "application/json")
 # Any day will do: the answer is not looked at.
@@ -119,15 +118,7 @@ class Adyen:
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """Every transfer is one, to a bank or inside the platform."""
-        match instruction:
-            case Charge():
-                return "charge"
-            case Refund():
-                return "refund"
-            case Transfer():
-                return "transfer"
-            case _:
-                assert_never(instruction)
+        return kind_of(instruction)
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
         """Every transfer that left our balance account in [since, until)."""
@@ -153,14 +144,7 @@ class Adyen:
 
     async def ping(self) -> Reachability:
         """List the transfers of a day long past."""
-        before = steady()
-        said = await self._platform.ask("GET", f"/transfers?balanceAccountId={self._account.balance_account}&{_PING}")
-        seconds = steady() - before
-        if not isinstance(said.result, Reply):
-            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
-        authorised = said.result.status == _OK
-        detail = "ok" if authorised else f"status {said.result.status}"
-        return Reachability(reachable=True, authorised=authorised, detail=detail, seconds=seconds)
+        return await self._platform.ping(f"/transfers?balanceAccountId={self._account.balance_account}&{_PING}")
 
     async def close(self) -> None:
         """Close the connections to both hosts."""

@@ -29,6 +29,7 @@ from tallystick.core.provider import (
     Sending,
     Transfer,
     Unknown,
+    kind_of,
 )
 from tallystick.errors import Misconfigured
 from tallystick.providers.breaker import Breaker
@@ -40,11 +41,9 @@ from tallystick.providers.square.facts import FACTS, SQUARE_VERSION
 from tallystick.providers.square.objects import PATHS, Unreadable, is_id
 from tallystick.providers.square.objects import read_reply as read_object_of
 from tallystick.providers.square.reply import read_reply
-from tallystick.providers.square.request import purpose_of, request_for
-from tallystick.providers.steady import steady
+from tallystick.providers.square.request import request_for
 
 _OK: Final = 200
-_NOT_US: Final = frozenset({401, 403})
 
 
 class Square:
@@ -115,7 +114,7 @@ class Square:
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """A transfer stays one, though Square refuses it."""
-        return purpose_of(instruction)
+        return kind_of(instruction)
 
     def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
         """Payments, refunds and payouts of the location made in [since, until)."""
@@ -138,16 +137,7 @@ class Square:
 
     async def ping(self) -> Reachability:
         """The seller's locations."""
-        began = steady()
-        said = await self._line.ask("GET", "/v2/locations")
-        seconds = steady() - began
-        if not isinstance(said.result, Reply):
-            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
-        status = said.result.status
-        detail = "answers" if status == _OK else f"answered {status}"
-        if status in _NOT_US:
-            detail = f"answered {status}: the access token is not accepted"
-        return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
+        return await self._line.ping("/v2/locations")
 
     async def close(self) -> None:
         """Close the idle connections."""

@@ -15,9 +15,10 @@ from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, EventPage, Movement
 from tallystick.errors import ProviderUnreachable
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.square.facts import FACTS
 from tallystick.providers.square.objects import Unreadable, read_object
-from tallystick.providers.square.pages import PAGE_SIZE, BrokenOff, page_in, pages, text_of
+from tallystick.providers.square.pages import PAGE_SIZE, page_in, pages, text_of
 from tallystick.providers.square.webhook import parse
 
 # A million objects of one kind: a span this full must be asked for in parts.

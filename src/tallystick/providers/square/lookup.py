@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from tallystick.core.provider import Absent, Exchange, Found, Instruction, Looked, Movement, Transfer, Undecided
+from tallystick.core.provider import (
+    Absent,
+    Exchange,
+    Found,
+    Instruction,
+    Looked,
+    Movement,
+    Transfer,
+    Undecided,
+    kind_of,
+)
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.square.facts import FACTS
 from tallystick.providers.square.objects import Unreadable, read_object
-from tallystick.providers.square.pages import BrokenOff, pages
-from tallystick.providers.square.request import purpose_of, reference_of
+from tallystick.providers.square.pages import pages
+from tallystick.providers.square.request import reference_of
 
 # Square's clock against the database's: what was made at our first send may bear a time before it.
 SKEW: Final = timedelta(minutes=10)
@@ -28,7 +39,7 @@ async def look_up(
     if isinstance(instruction, Transfer):
         # None was ever sent, and Square could not have made one.
         return Absent(lookup=FACTS.lookup["transfer"])
-    purpose = purpose_of(instruction)
+    purpose = kind_of(instruction)
     reference = reference_of(instruction)
     found: list[Movement] = []
     evidence: list[Exchange] = []

@@ -9,19 +9,11 @@ from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Exchange
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line, Said
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.square.objects import NAMES, PATHS, Page, Unreadable, read_page
 
 PAGE_SIZE: Final = 100  # docs/providers.md 4, List filters: the most there is
 _OK: Final = 200
-
-
-class BrokenOff(Exception):
-    """A page that did not come, or not whole."""
-
-    def __init__(self, reason: str, exchange: Exchange) -> None:
-        """`reason` for a person; `exchange` is the page's."""
-        super().__init__(reason)
-        self.exchange = exchange
 
 
 def page_in(said: Said, name: str) -> Page:

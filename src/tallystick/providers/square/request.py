@@ -7,7 +7,6 @@ The same instruction gives the same bytes, for ever: another body under the same
     POST /v2/refunds    there is no field for one: the key opens the reason
 """
 
-import unicodedata
 from typing import Any, Final
 
 import msgspec
@@ -15,14 +14,13 @@ import msgspec
 from tallystick.core.currencies import Purpose
 from tallystick.core.keys import square45
 from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
-from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer
+from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer, kind_of
 from tallystick.providers.square.objects import PATHS, Money, is_id
+from tallystick.providers.text import is_writable
 
 REFERENCE_CHARACTERS: Final = 40  # docs/providers.md 4, Create payment
 REASON_CHARACTERS: Final = 192  # the official list of fields
 NOTE_CHARACTERS: Final = 500  # the same
-# Controls, lone surrogates, and the two separators that some readers take for a line break.
-_UNWRITABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +32,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     reference: str
     body: bytes
     parent: str = ""
-
-
-def purpose_of(instruction: Instruction) -> Purpose:
-    """What Square calls it."""
-    match instruction:
-        case Charge():
-            return "charge"
-        case Refund():
-            return "refund"
-        case Transfer():
-            return "transfer"
 
 
 def reference_of(instruction: Instruction) -> str:
@@ -66,7 +53,7 @@ def request_for(instruction: Instruction, location_id: str) -> Request | Refused
         return _refused(fault, "The amount is not one that can move.")
     if not is_currency(instruction.currency):
         return _refused("currency_unknown", "The currency is not an active ISO 4217 code in capitals.")
-    purpose = purpose_of(instruction)
+    purpose = kind_of(instruction)
     minor = to_minor(instruction.amount_micros, instruction.currency, provider="square", purpose=purpose)
     if isinstance(minor, NotRepresentable):
         return _refused(minor.code, f"{minor.message} So it is with Square for a {purpose}.")
@@ -74,11 +61,6 @@ def request_for(instruction: Instruction, location_id: str) -> Request | Refused
     if isinstance(instruction, Charge):
         return _payment(instruction, money, location_id)
     return _refund(instruction, money)
-
-
-def is_writable(text: str) -> bool:
-    """Whether a text can be sent as it is."""
-    return (text.isascii() and text.isprintable()) or not any(unicodedata.category(c) in _UNWRITABLE for c in text)
 
 
 def _payment(charge: Charge, money: Money, location_id: str) -> Request | Refused:

@@ -32,7 +32,6 @@ from tallystick.errors import Misconfigured
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line
-from tallystick.providers.steady import steady
 from tallystick.providers.stripe import listing, lookup, webhook
 from tallystick.providers.stripe.account import StripeAccount
 from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
@@ -41,7 +40,6 @@ from tallystick.providers.stripe.reply import done_with, read_reply
 from tallystick.providers.stripe.request import purpose_of, request_for
 
 _OK: Final = 200
-_NOT_US: Final = frozenset({401, 403})
 
 
 class Stripe:
@@ -137,16 +135,7 @@ class Stripe:
 
     async def ping(self) -> Reachability:
         """The balance: every key may read it."""
-        began = steady()
-        said = await self._line.ask("GET", "/v1/balance")
-        seconds = steady() - began
-        if not isinstance(said.result, Reply):
-            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
-        status = said.result.status
-        detail = "answers" if status == _OK else f"answered {status}"
-        if status in _NOT_US:
-            detail = f"answered {status}: the API key is not accepted"
-        return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
+        return await self._line.ping("/v1/balance")
 
     async def close(self) -> None:
         """Close the idle connections."""

@@ -13,9 +13,10 @@ from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, EventPage, Movement
 from tallystick.errors import ProviderUnreachable
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.stripe.objects import PATHS, Page, Unreadable, is_id, read_object
-from tallystick.providers.stripe.pages import BrokenOff, item_id, page_of, pages
+from tallystick.providers.stripe.pages import item_id, page_of, pages
 from tallystick.providers.stripe.request import Pairs
 from tallystick.providers.stripe.webhook import parse
 

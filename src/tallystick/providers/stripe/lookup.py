@@ -14,9 +14,10 @@ from tallystick.core.currencies import Purpose
 from tallystick.core.keys import hex64
 from tallystick.core.provider import Absent, Exchange, Found, Instruction, Looked, Movement, Refund, Undecided
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.stripe.objects import PATHS, Unreadable, read_object
-from tallystick.providers.stripe.pages import BrokenOff, pages
+from tallystick.providers.stripe.pages import pages
 from tallystick.providers.stripe.request import Pairs, account_of, payment_filter, purpose_of
 
 # Stripe's clock against the database's: what was made at our first send may bear a time before it.

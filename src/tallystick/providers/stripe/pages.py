@@ -8,20 +8,12 @@ import msgspec
 from tallystick.core.provider import Exchange
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.objects import Page, Unreadable, is_id, read_page
 from tallystick.providers.stripe.request import Pairs, form
 
 PAGE_SIZE: Final = 100  # docs/providers.md 2.1: the most there is
 _OK: Final = 200
-
-
-class BrokenOff(Exception):
-    """A page that did not come, or not whole."""
-
-    def __init__(self, reason: str, exchange: Exchange) -> None:
-        """`reason` for a person; `exchange` is the page's."""
-        super().__init__(reason)
-        self.exchange = exchange
 
 
 class _Identified(msgspec.Struct, frozen=True):

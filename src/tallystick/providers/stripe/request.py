@@ -11,7 +11,6 @@ Stripe (docs/providers.md 2.2).
 """
 
 import re
-import unicodedata
 from typing import Final
 from urllib.parse import quote
 
@@ -22,6 +21,7 @@ from tallystick.core.keys import hex64
 from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
 from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer
 from tallystick.providers.stripe.objects import KEY_FIELD, PATHS, REASON_FIELD, is_id
+from tallystick.providers.text import is_writable
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -32,8 +32,6 @@ _REASONS: Final = frozenset({"duplicate", "fraudulent", "requested_by_customer"}
 _CONNECTED: Final = re.compile(r"acct_[A-Za-z0-9]+")
 _BANK: Final = re.compile(r"(?:(acct_[A-Za-z0-9]+)/)?((?:ba|card)_[A-Za-z0-9]+)")
 _PAYMENT: Final = re.compile(r"(pi|ch|py)_[A-Za-z0-9_]+")
-# Controls, lone surrogates, and the two separators that some readers take for a line break.
-_UNWRITABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,11 +187,6 @@ def _transfer(transfer: Transfer, minor: int, purpose: Purpose) -> Request | Ref
         account=account_of(transfer),
         destination=destination,
     )
-
-
-def is_writable(text: str) -> bool:
-    """Whether a text can be sent as it is."""
-    return (text.isascii() and text.isprintable()) or not any(unicodedata.category(c) in _UNWRITABLE for c in text)
 
 
 def _amount(minor: int, currency: str) -> Pairs:

@@ -25,11 +25,11 @@ from tallystick.core.provider import (
     Transfer,
     Undecided,
     Unknown,
+    kind_of,
 )
 from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line
-from tallystick.providers.steady import steady
 from tallystick.providers.wise import objects
 from tallystick.providers.wise.account import WiseAccount
 from tallystick.providers.wise.facts import FACTS
@@ -108,15 +108,7 @@ class Wise:
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """Every payout is a transfer."""
-        match instruction:
-            case Charge():
-                return "charge"
-            case Refund():
-                return "refund"
-            case Transfer():
-                return "transfer"
-            case _:
-                assert_never(instruction)
+        return kind_of(instruction)
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
         """Every transfer that was made in [since, until), funded or not."""
@@ -141,14 +133,7 @@ class Wise:
 
     async def ping(self) -> Reachability:
         """List one transfer."""
-        before = steady()
-        said = await self._line.ask("GET", f"/v1/transfers?profile={self._account.profile_id}&limit=1&offset=0")
-        seconds = steady() - before
-        if not isinstance(said.result, Reply):
-            return Reachability(reachable=False, authorised=False, detail=said.result.reason, seconds=seconds)
-        authorised = said.result.status == _OK
-        detail = "ok" if authorised else f"status {said.result.status}"
-        return Reachability(reachable=True, authorised=authorised, detail=detail, seconds=seconds)
+        return await self._line.ping(f"/v1/transfers?profile={self._account.profile_id}&limit=1&offset=0")
 
     async def close(self) -> None:
         """Close the connections."""
