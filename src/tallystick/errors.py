@@ -9,6 +9,7 @@ TallystickError
   ├── CallerTransaction submit(connection=...) was given a connection it cannot use
   ├── ProviderUnreachable  a provider's list broke off; nothing was sent
   ├── NotOffered        the provider has no such thing; its facts say so
+  ├── NoSimulator       the simulator could not be started; nothing was sent
   ├── Misconfigured     settings or environment are wrong; the message names which
   ├── SchemaMismatch    the database is newer than this code, or was changed by hand
   └── InvariantBroken   a rule of the constitution does not hold: a bug, stop and look
@@ -97,6 +98,10 @@ class NotOffered(TallystickError):
     def __init__(self, provider: str, what: str) -> None:
         """`what` is the missing ability."""
         super().__init__(f"not_offered: {provider} has no {what}.")
+
+
+class NoSimulator(TallystickError):
+    """The provider simulator could not be started."""
 
 
 class Misconfigured(TallystickError):

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
@@ -129,3 +133,53 @@ def test_the_simulator_says_where_it_is_and_stops_when_told(dsn: str, tmp_path: 
     process.terminate()
     assert process.wait(20) == 0
     assert (tmp_path / "simulator" / "books.sqlite").exists()
+
+
+def test_a_simulator_that_dies_under_tally_up_is_started_again(dsn: str, tmp_path: Path) -> None:
+    environment = {
+        "TALLY_DATABASE_URL": dsn,
+        "TALLY_PORT": "0",
+        "TALLY_SIMULATOR_PORT": "0",
+        "TALLY_HOME": str(tmp_path),
+    }
+    process = subprocess.Popen([*TALLY, "up"], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    while "Ctrl-C" not in said:
+        said += process.stderr.readline()
+    url = re.search(r"Simulator +(http://\S+)", said)
+    assert url is not None
+    child = next(
+        one for one in psutil.Process(process.pid).children() if "tallystick.providers.simulator" in one.cmdline()
+    )
+    child.kill()
+    assert "starting it again" in process.stderr.readline()
+    for _ in range(1000):
+        try:
+            assert urllib.request.urlopen(f"{url.group(1)}/_sim/books").status == 200
+            break
+        except OSError:
+            time.sleep(0.02)
+    else:
+        pytest.fail("it did not come back at its address")
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_a_home_that_cannot_be_made_is_said_in_a_sentence(dsn: str) -> None:
+    for command in ("simulator", "up"):
+        shown = tally(command, dsn=dsn, TALLY_HOME="/dev/null")
+        assert shown.returncode == 2
+        assert "TALLY_HOME" in shown.stderr
+        assert "Traceback" not in shown.stderr
+
+
+def test_books_that_are_in_use_or_none_are_said_in_a_sentence(
+    dsn: str, simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("no books at all, but long enough to be looked at " * 100)
+    for books in (simulator.books, tmp_path / "text"):
+        shown = tally("simulator", "--port", "0", "--books", str(books), dsn=dsn)
+        assert shown.returncode == 2
+        assert "same books" in shown.stderr
+        assert "Traceback" not in shown.stderr

@@ -16,7 +16,7 @@ from tallystick.cli.providers import providers
 from tallystick.cli.serve import serve, up
 from tallystick.cli.simulator import simulator
 from tallystick.cli.verify import verify
-from tallystick.errors import Misconfigured, SchemaMismatch, TallystickError, Unreachable
+from tallystick.errors import Misconfigured, NoSimulator, SchemaMismatch, TallystickError, Unreachable
 from tallystick.store.embedded import EmbeddedFailed
 
 BAD_NEWS, WRONG_USAGE, OUT_OF_REACH = 1, 2, 3
@@ -48,7 +48,7 @@ def main() -> None:
     except (Misconfigured, SchemaMismatch) as error:
         _say(error)
         sys.exit(WRONG_USAGE)
-    except (Unreachable, EmbeddedFailed) as error:
+    except (Unreachable, EmbeddedFailed, NoSimulator) as error:
         _say(error)
         sys.exit(OUT_OF_REACH)
     except TallystickError as error:

@@ -5,14 +5,16 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
-from tallystick.errors import Unreachable
-from tallystick.providers.simulator.process import NotStarted, start
+from tallystick.cli.simulator import simulator_folder
+from tallystick.errors import NoSimulator
+from tallystick.providers.simulator.process import NotStarted, RunningSimulator, start
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
@@ -20,6 +22,8 @@ from tallystick.web.server import serve as listen
 
 # Under load most objects live for one batch; collecting every 700 of them costs a tenth of the throughput.
 _COLLECT_EVERY = 50_000
+# Between the end of a simulator and its next start.
+_RESTART_SECONDS = 1.0
 
 
 @click.command()
@@ -48,19 +52,41 @@ async def _up(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _simulator(settings: Settings) -> AsyncIterator[str]:
-    folder = settings.home / "simulator"
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "log"
-    try:
-        running = await asyncio.to_thread(start, folder / "books.sqlite", port=settings.simulator_port, log=log)
-    except NotStarted as error:
-        raise Unreachable(
-            f"{error} (TALLY_SIMULATOR_PORT is {settings.simulator_port}; another may be running)"
-        ) from error
+    folder = simulator_folder(settings)
+    running = await _start(folder, settings.simulator_port)
+    watching = asyncio.create_task(_keep(running, folder))
     try:
         yield running.url
     finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _keep(running: RunningSimulator, folder: Path) -> None:
+    """Start it again at the same address when it ends: its books have everything that it ever answered."""
+    port = urlsplit(running.url).port or 0
+    try:
+        while True:
+            status = await asyncio.to_thread(running.wait)
+            click.echo(f"The simulator ended (status {status}); starting it again. Its log: {folder / 'log'}", err=True)
+            await asyncio.sleep(_RESTART_SECONDS)
+            try:
+                running = await _start(folder, port)
+            except NoSimulator as error:
+                click.echo(str(error), err=True)
+                return
+    finally:
         await asyncio.to_thread(running.stop)
+
+
+async def _start(folder: Path, port: int) -> RunningSimulator:
+    try:
+        return await asyncio.to_thread(start, folder / "books.sqlite", port=port, log=folder / "log")
+    except NotStarted as error:
+        raise NoSimulator(
+            f"The simulator did not start on port {port} (TALLY_SIMULATOR_PORT). Another one may be running there, or "
+            f"with the same books. Its log: {folder / 'log'}"
+        ) from error
 
 
 async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | None = None) -> None:

@@ -1,17 +1,19 @@
 """`tally simulator`: the providers' other half, on this machine."""
 
+import sqlite3
 from pathlib import Path
 
 import click
 
 from tallystick import settings as configuration
+from tallystick.errors import Misconfigured
 from tallystick.providers.simulator.plan import PlanFault
 from tallystick.providers.simulator.running import endpoint, run
-from tallystick.providers.simulator.server import NotLoopback
+from tallystick.settings import Settings
 
 
 @click.command()
-@click.option("--faults", default="", metavar="PLAN", help="A fault plan, or a file with one; see below.")
+@click.option("--faults", default="", metavar="PLAN", help="A fault plan, or a file with one; see above.")
 @click.option("--seed", default=0, show_default=True, help="Decides where faults by rate strike.")
 @click.option("--port", type=click.IntRange(0, 65535), help="0: any free one. Default: TALLY_SIMULATOR_PORT.")
 @click.option("--host", default="127.0.0.1", show_default=True)
@@ -28,7 +30,7 @@ def simulator(
     books: Path | None,
     webhooks: tuple[str, ...],
 ) -> None:
-    r"""Run a simulator of Stripe, Adyen, Square and Wise that keeps books and misbehaves on demand, until Ctrl-C.
+    """Run a simulator of Stripe, Adyen, Square and Wise that keeps books and misbehaves on demand, until Ctrl-C.
 
     No real money is anywhere near it. Its page (the address it prints) shows its books and every fault by name;
     its books outlive it, also when it is killed.
@@ -38,15 +40,14 @@ def simulator(
       stripe.transfer:execute_then_drop        the next transfer is made, and the answer lost
       stripe.transfer:gateway_503@3-5          the third to the fifth
       *.charge:slow_after(2.5)=10%             a tenth of all charges, chosen by --seed
-    """
+    """  # noqa: D301 - to click the backspace itself means: keep these lines as they are
     settings = configuration.load()
     if books is None:
-        books = settings.home / "simulator" / "books.sqlite"
-    books.parent.mkdir(parents=True, exist_ok=True)
+        books = simulator_folder(settings) / "books.sqlite"
     try:
         run(
             books,
-            host=host,
+            host="127.0.0.1" if host == "localhost" else host,
             port=settings.simulator_port if port is None else port,
             faults=faults,
             seed=seed,
@@ -55,7 +56,21 @@ def simulator(
         )
     except PlanFault as error:
         raise click.BadParameter(str(error), param_hint="--faults") from error
-    except (NotLoopback, ValueError) as error:
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.UsageError(f"cannot listen on {host}: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise click.UsageError(
+            f"{books} cannot be used ({error}). Another simulator may be running with the same books."
+        ) from error
+
+
+def simulator_folder(settings: Settings) -> Path:
+    """Where the simulator keeps its books by default, made if need be."""
+    folder = settings.home / "simulator"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Misconfigured(f"TALLY_HOME: {folder} cannot be made: {error.strerror}") from error
+    return folder
