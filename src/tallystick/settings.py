@@ -98,7 +98,7 @@ _HIGHEST_PORT = 65535
 _HIGHEST_RATE = 100_000
 # Without these a provider's calls would be refused, or go to the wrong account.
 _NEEDED = {
-    "adyen": ("merchant_account", "balance_account"),
+    "adyen": ("merchant_account", "balance_account", "transfer_api_base"),
     "square": ("location_id",),
     "wise": ("profile_id",),
 }
@@ -133,6 +133,11 @@ SPECS: Final = (
     _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(PROVIDERS)}"),
     _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
     *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
+    _Spec(
+        "TALLY_STRIPE_ACCOUNT_ID",
+        None,
+        "Stripe: your own acct_...; binds what is sent to this account",
+    ),
     _Spec("TALLY_STRIPE_CONNECTED_ACCOUNTS", None, "Stripe: acct_... whose payouts are listed too, by comma"),
     *_of_provider("ADYEN", "API key", "https://checkout-test.adyen.com/v72", "HMAC keys, hexadecimal"),
     _Spec("TALLY_ADYEN_TRANSFER_API_BASE", _ADYEN_TRANSFERS, "Adyen: address of the transfers API"),
@@ -232,6 +237,10 @@ def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
             raise Misconfigured(f"{prefix}API_KEY is set, and {prefix}{needed.upper()} is not: {name} needs both")
     if "api_base" not in own:
         raise Misconfigured(f"{prefix}API_BASE is empty")
+    if name == "adyen" and _is_test(own["api_base"]) != _is_test(own["transfer_api_base"]):
+        raise Misconfigured(
+            "TALLY_ADYEN_API_BASE and TALLY_ADYEN_TRANSFER_API_BASE: one is Adyen's test platform, the other is not"
+        )
     key = own.pop("api_key")
     if not key.isascii() or not key.isprintable() or key != key.strip():
         raise Misconfigured(f"{prefix}API_KEY holds spaces, line breaks or other characters that no key has")
@@ -244,6 +253,10 @@ def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
         requests_per_second=None if rate is None else _rate(f"{prefix}REQUESTS_PER_SECOND", rate),
         more=own,
     )
+
+
+def _is_test(address: str) -> bool:
+    return "-test." in address and "adyen.com" in address
 
 
 def _rate(name: str, text: str) -> float:

@@ -20,6 +20,11 @@ from tests.ledgers import fetchval
 
 KEY = "sk_test_not_to_be_shown"
 HOOK = "whsec_not_to_be_shown"
+ADYEN = {
+    "TALLY_ADYEN_API_KEY": "k" * 20,
+    "TALLY_ADYEN_MERCHANT_ACCOUNT": "M",
+    "TALLY_ADYEN_BALANCE_ACCOUNT": "BA1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,11 @@ async def test_the_breakers_of_running_processes_are_shown(dsn: str, simulator: 
         ({"TALLY_STRIPE_API_KEY": f"{KEY}\n"}, "TALLY_STRIPE_API_KEY"),
         ({"TALLY_STRIPE_API_KEY": KEY, "TALLY_STRIPE_REQUESTS_PER_SECOND": "fast"}, "REQUESTS_PER_SECOND"),
         ({"TALLY_SIMULATOR_PORT": "x"}, "TALLY_SIMULATOR_PORT"),
+        ({"TALLY_STRIPE_API_KEY": KEY, "TALLY_STRIPE_API_BASE": "http://127.attacker.example"}, "TALLY_STRIPE"),
+        ({"TALLY_STRIPE_API_KEY": KEY, "TALLY_STRIPE_API_BASE": "https://x:abc"}, "TALLY_STRIPE"),
+        ({"TALLY_STRIPE_API_KEY": KEY, "TALLY_STRIPE_ACCOUNT_ID": "my account"}, "TALLY_STRIPE"),
+        (ADYEN | {"TALLY_ADYEN_API_BASE": "https://pre-checkout-live.adyenpayments.com/v72"}, "TRANSFER_API_BASE"),
+        (ADYEN | {"TALLY_ADYEN_TRANSFER_API_BASE": ""}, "TALLY_ADYEN_TRANSFER_API_BASE"),
     ],
 )
 def test_a_wrong_setting_of_a_provider_stops_with_its_name(dsn: str, settings: dict[str, str], named: str) -> None:

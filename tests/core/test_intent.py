@@ -1,6 +1,7 @@
 """Intents: one key, one instruction, one writer at a time."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -9,47 +10,77 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.core.intent import (
+    AlreadyDone,
     Begin,
     Begun,
     KnownIntent,
     LastAttempt,
+    OtherAccount,
     OtherInstruction,
+    PastHorizon,
     StillSending,
+    Wanted,
     encode_instruction,
     leave,
 )
 from tallystick.core.provider import Charge, Instruction, Refund, Transfer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST = NOW - timedelta(hours=1)
 MINE, OTHER = UUID(int=1), UUID(int=2)
 SOON, PAST = NOW + timedelta(seconds=1), NOW
 
 
-def known(last: LastAttempt | None) -> KnownIntent:
-    return KnownIntent(b"pay", NOW - timedelta(hours=1), last)
+def wanted(*, account: str = "live", remembered: timedelta = timedelta(hours=23)) -> Wanted:
+    return Wanted(instruction=b"pay", account=account, token=MINE, remembered=remembered)
+
+
+def last(number: int = 3, **facts: Any) -> LastAttempt:
+    values = {"token": OTHER, "not_after": PAST, "is_answered": True, "may_have_run": False, "done_as": None, **facts}
+    return LastAttempt(number=number, **values)
+
+
+def known(attempt: LastAttempt | None, *, instruction: bytes = b"pay", account: str = "live") -> KnownIntent:
+    return KnownIntent(instruction=instruction, account=account, first_sent_at=FIRST, last=attempt)
+
+
+SILENT = {"is_answered": False, "may_have_run": True}
 
 
 @pytest.mark.parametrize(
     ("intent", "expected"),
     [
         (known(None), Begin(1)),
-        (known(LastAttempt(1, OTHER, SOON, is_answered=True)), Begin(2)),
-        (known(LastAttempt(3, OTHER, PAST, is_answered=False)), Begin(4)),
-        (known(LastAttempt(3, OTHER, SOON, is_answered=False)), StillSending(SOON)),
-        (known(LastAttempt(3, MINE, SOON, is_answered=False)), Begun(3, SOON)),
-        (KnownIntent(b"pay more", NOW, None), OtherInstruction(NOW)),
-        (KnownIntent(b"pay more", NOW, LastAttempt(1, MINE, PAST, is_answered=True)), OtherInstruction(NOW)),
+        (known(last(1, not_after=SOON)), Begin(2)),
+        (known(last(**SILENT)), Begin(4)),
+        (known(last(not_after=SOON, **SILENT)), StillSending(SOON)),
+        (known(last(not_after=SOON, token=MINE, **SILENT)), Begun(3, SOON)),
+        (known(last(may_have_run=True)), Begin(4)),
+        (known(last(done_as="tr_1")), AlreadyDone("tr_1")),
+        (known(last(done_as="tr_1", **SILENT)), AlreadyDone("tr_1")),
+        (known(None, account="test"), OtherAccount("test", FIRST)),
+        (known(last(done_as="tr_1"), account="test"), OtherAccount("test", FIRST)),
+        (known(None, instruction=b"pay more"), OtherInstruction(FIRST)),
+        (known(last(token=MINE), instruction=b"pay more"), OtherInstruction(FIRST)),
     ],
 )
 def test_who_may_write(intent: KnownIntent, expected: object) -> None:
-    assert leave(intent, b"pay", MINE, now=NOW) == expected
+    assert leave(intent, wanted(), now=NOW) == expected
+
+
+@pytest.mark.parametrize(("may_have_run", "expected"), [(True, PastHorizon(FIRST)), (False, Begin(4))])
+def test_past_the_horizon_only_what_never_ran_may_be_sent(may_have_run: bool, expected: object) -> None:  # noqa: FBT001
+    """The provider has forgotten the key: what may have run would run again."""
+    intent = known(last(may_have_run=may_have_run))
+    assert leave(intent, wanted(remembered=timedelta(hours=1)), now=NOW) == expected
+    assert leave(intent, wanted(remembered=timedelta(hours=1, seconds=1)), now=NOW) == Begin(4)
 
 
 @given(st.booleans(), st.integers(-100, 100), st.integers(1, 9))
 def test_two_never_write_at_the_same_time(answered: bool, seconds: int, number: int) -> None:  # noqa: FBT001
     """The second would act while the first one's bytes can still leave."""
-    last = LastAttempt(number, OTHER, NOW + timedelta(seconds=seconds), is_answered=answered)
-    found = leave(known(last), b"pay", MINE, now=NOW)
+    attempt = last(number, not_after=NOW + timedelta(seconds=seconds), is_answered=answered)
+    found = leave(known(attempt), wanted(), now=NOW)
     assert isinstance(found, Begin) == (answered or seconds <= 0)
 
 

@@ -9,11 +9,12 @@ import asyncpg
 import msgspec
 import pytest
 
-from tallystick.core.intent import StillSending
+from tallystick.core.intent import AlreadyDone, StillSending
 from tallystick.core.provider import Busy, Done, Exchange, Transfer, Unknown
 from tallystick.core.secret import Secret
 from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
 from tallystick.flows.sending import Sender, Sent
+from tallystick.providers.http import Http
 from tallystick.providers.stripe import Stripe, StripeAccount
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import intent as intents
@@ -151,6 +152,7 @@ async def test_after_the_leave_the_successor_sends_under_the_same_key(dsn: str) 
         await asyncio.gather(first, return_exceptions=True)
         while isinstance(second := await sender.send(books.tenant, "stripe", transfer()), StillSending):
             await asyncio.sleep(0.01)
+        assert isinstance(second, Sent)
         assert isinstance(second.answer, Done)
         assert second.attempt == 2
         keys = [line for head in server.heard for line in head.split(b"\r\n") if line.startswith(b"idempotency-key")]
@@ -200,6 +202,31 @@ async def test_an_adapter_that_breaks_is_an_unknown_outcome(dsn: str, monkeypatc
         assert isinstance(sent, Sent)
         assert isinstance(sent.answer, Unknown)
     assert await fetchval(dsn, "SELECT answer FROM tally.attempt") == "unknown"
+
+
+async def test_a_log_of_a_broken_adapter_shows_no_credentials(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Broken in the innermost place, where the credentials are local values."""
+
+    async def breaks(*_arguments: object, **_more: object) -> None:
+        raise ZeroDivisionError
+
+    async with sending(dsn) as (sender, _server, books):
+        monkeypatch.setattr(Http, "send", breaks)
+        sent = await sender.send(books.tenant, "stripe", transfer())
+        assert isinstance(sent, Sent)
+        assert isinstance(sent.answer, Unknown)
+    said = capfd.readouterr()
+    assert "ZeroDivisionError" in said.out + said.err
+    assert API_KEY not in said.out + said.err
+
+
+async def test_what_is_done_is_not_sent_again(dsn: str) -> None:
+    async with sending(dsn, moved()) as (sender, server, books):
+        await sender.send(books.tenant, "stripe", transfer())
+        assert await sender.send(books.tenant, "stripe", transfer()) == AlreadyDone("tr_1")
+        assert len(server.heard) == 1
 
 
 async def test_breakers_are_told_to_the_others_and_taken_back(dsn: str) -> None:

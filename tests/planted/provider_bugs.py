@@ -1,12 +1,13 @@
 """Bugs in the way to a provider: see `bugs`."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
 
+from tallystick.core.intent import leave as leave_well
 from tallystick.core.provider import Absent, Done, Lookup, Movement, Sending, Undecided
 from tallystick.errors import ProviderUnreachable
 from tallystick.flows import sending
@@ -23,9 +24,11 @@ from tallystick.providers.stripe import webhook as stripe_webhook
 from tallystick.providers.stripe.reply import read_reply as read_reply_well
 from tallystick.providers.stripe.request import request_for as request_for_well
 from tallystick.providers.wise import saga as wise_saga
+from tallystick.store import intent as intents
 from tests.planted.bug import Bug
 
 CONTRACT = "tests/providers/test_contract.py::"
+INTENT = "tests/store/test_intent.py::"
 
 
 def sent_before_commit() -> None:
@@ -141,11 +144,50 @@ def half_a_list_is_the_whole() -> None:
     cast("Any", stripe_listing).movements = movements
 
 
+def _leave(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    def leave(known: Any, wanted: Any, *, now: Any) -> Any:
+        return leave_well(*spoilt(known, wanted), now=now)
+
+    cast("Any", intents).leave = leave
+
+
+def resent_past_the_horizon() -> None:
+    """A key is trusted for ever."""
+    _leave(lambda known, wanted: (known, msgspec.structs.replace(wanted, remembered=timedelta(days=36_500))))
+
+
+def other_account_asked() -> None:
+    """An intent is sent with whatever account is configured now."""
+    _leave(lambda known, wanted: (known, msgspec.structs.replace(wanted, account=known.account)))
+
+
+def done_is_sent_again() -> None:
+    """Only the newest attempt's silence counts."""
+
+    def forgetting(known: Any, wanted: Any) -> tuple[Any, Any]:
+        last = known.last and msgspec.structs.replace(known.last, done_as=None)
+        return msgspec.structs.replace(known, last=last), wanted
+
+    _leave(forgetting)
+
+
 PROVIDER_BUGS: Mapping[str, Bug] = {
     "sent_before_commit": Bug(
         sent_before_commit,
         ("tests/flows/test_sending.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",),
     ),
+    "resent_past_the_horizon": Bug(
+        resent_past_the_horizon,
+        tuple(
+            f"{INTENT}test_what_may_have_run_is_not_sent_past_the_horizon[embedded18-{given}]"
+            for given in ("given0", "None")
+        ),
+    ),
+    "other_account_asked": Bug(
+        other_account_asked,
+        (INTENT + "test_an_intent_stays_with_the_account_it_was_first_sent_with[embedded18]",),
+    ),
+    "done_is_sent_again": Bug(done_is_sent_again, (INTENT + "test_what_is_done_is_never_sent_again[embedded18]",)),
     "leave_not_checked": Bug(
         leave_not_checked,
         (

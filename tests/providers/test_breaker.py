@@ -67,6 +67,13 @@ def test_late_failures_of_calls_in_flight_do_not_lengthen_the_pause() -> None:
     assert breaker.admit(FIRST_PAUSE_SECONDS) == 0
 
 
+def test_a_probe_that_never_reached_the_provider_makes_room_for_the_next() -> None:
+    breaker = opened()
+    breaker.admit(FIRST_PAUSE_SECONDS)
+    breaker.abandoned(FIRST_PAUSE_SECONDS)
+    assert breaker.admit(FIRST_PAUSE_SECONDS) == 0
+
+
 def test_a_probe_nobody_reports_does_not_lock_it_for_ever() -> None:
     breaker = opened()
     breaker.admit(FIRST_PAUSE_SECONDS)

@@ -58,6 +58,24 @@ def test_the_rate_never_falls_to_nothing() -> None:
     assert bucket.rate >= 1
 
 
+def test_a_429_never_makes_a_slow_account_faster() -> None:
+    bucket = Bucket(0.5, now=0)
+    bucket.slow_down(10, retry_after_seconds=0)
+    assert bucket.rate <= 0.5
+
+
+async def test_whoever_gives_up_waiting_gives_his_turn_back() -> None:
+    gate = Gate(10, concurrency=1000)
+    tasks = [asyncio.create_task(gate.turn(steady() + 600).__aenter__()) for _ in range(200)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with gate.turn(steady() + 2):
+        pass
+
+
 async def test_no_more_than_so_many_are_inside() -> None:
     gate, inside, most = Gate(100_000, concurrency=3), 0, 0
 

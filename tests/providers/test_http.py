@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import datetime as dt
+import os
+import select
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -90,6 +92,10 @@ async def test_a_refused_connection_is_known_not_to_have_sent() -> None:
     async with peer() as server:
         gone = server.base
     assert isinstance(await post(Http(gone)), NotSent)
+
+
+async def test_a_name_that_cannot_be_looked_up_is_known_not_to_have_sent() -> None:
+    assert isinstance(await post(Http("https://a..b")), NotSent)
 
 
 async def test_without_leave_not_one_byte_leaves() -> None:
@@ -192,6 +198,54 @@ async def test_bytes_nobody_asked_for_end_the_connection() -> None:
         assert server.connections == 2
 
 
+async def test_an_answer_that_waits_before_we_ask_is_not_ours() -> None:
+    """Unread in the kernel, it would be taken for the answer to what we write next."""
+
+    async def unasked(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await writer.drain()
+        unsolicited.append(writer)
+
+    unsolicited: list[asyncio.StreamWriter] = []
+    async with peer(unasked, OK) as server:
+        client = Http(server.base)
+        assert isinstance(await post(client), Reply)
+        # Without a turn of the loop: the client's reader has not seen it.
+        server_side = unsolicited[0].get_extra_info("socket")
+        os.write(server_side.fileno(), b"HTTP/1.1 429 Too Many\r\ncontent-length: 0\r\n\r\n")
+        while select.select([client._idle[0]._transport.get_extra_info("socket").fileno()], [], [], 0)[0] == []:  # type: ignore[union-attr]
+            pass
+        assert await post(client) == Reply(200, {"content-length": "2"}, b"{}")
+        assert server.connections == 2
+
+
+async def test_a_second_answer_changes_nothing_of_the_first() -> None:
+    two = OK + b"HTTP/1.1 402 X\r\nidempotent-replayed: true\r\ncontent-length: 0\r\n\r\n"
+    async with peer(two) as server:
+        assert await post(Http(server.base)) == Reply(200, {"content-length": "2"}, b"{}")
+
+
+async def test_trailers_are_not_headers() -> None:
+    chunked = b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nidempotent-replayed: true\r\n\r\n"
+    async with peer(chunked) as server:
+        assert await post(Http(server.base)) == Reply(200, {"transfer-encoding": "chunked"}, b"{}")
+
+
+async def test_what_we_gave_up_is_not_sent_after_all() -> None:
+    """The kernel would go on repeating it for minutes: closing tells the peer that it is off."""
+    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        try:
+            ended.set_result(await reader.read(1))
+        except ConnectionResetError as error:
+            ended.set_result(error)
+
+    async with peer(silent) as server:
+        assert isinstance(await post(Http(server.base), answer=0.05), Unanswered)
+        assert isinstance(await ended, ConnectionResetError)
+
+
 async def test_a_peer_that_closed_meanwhile_is_noticed_before_bytes_are_written() -> None:
     async with peer(_then_close(OK), OK) as server:
         client = Http(server.base)
@@ -241,7 +295,19 @@ async def test_a_peer_that_speaks_no_tls_gets_nothing() -> None:
 
 @pytest.mark.parametrize(
     "base",
-    ["", "ftp://x", "http://", "https://user:pw@host", "http://api.stripe.com", "https://h/?q=1", "https://h#f"],
+    [
+        "",
+        "ftp://x",
+        "http://",
+        "https://user:pw@host",
+        "http://api.stripe.com",
+        "https://h/?q=1",
+        "https://h#f",
+        "https://h:abc",
+        "http://127.attacker.example",
+        "https://пример.рф",
+        "https://a b",
+    ],
 )
 def test_an_address_that_cannot_be_right_is_refused_at_the_start(base: str) -> None:
     with pytest.raises(Misconfigured) as refused:

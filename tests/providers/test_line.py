@@ -92,6 +92,19 @@ async def test_a_leave_that_ran_out_is_busy_and_nobodys_fault() -> None:
         assert (one.breaker.state, server.heard) == ("closed", [])
 
 
+async def test_a_probe_that_is_stopped_on_its_way_does_not_keep_the_breaker_shut() -> None:
+    async with peer(*[status(503)] * FAILURES_TO_OPEN, OK) as server:
+        one = line(server.base)
+        for _ in range(FAILURES_TO_OPEN):
+            await one.send("POST", "/x", sending=leave())
+        one.breaker._until = 0.0
+        late = await one.send("POST", "/x", sending=leave(-1))
+        assert isinstance(late, Busy)
+        assert late.code == "not_after_passed"
+        assert isinstance(await one.send("POST", "/x", sending=leave()), Said)
+        assert one.breaker.state == "closed"
+
+
 async def test_an_unreachable_provider_is_busy_and_opens_the_breaker() -> None:
     async with peer() as server:
         gone = server.base
@@ -126,6 +139,10 @@ async def test_credentials_that_are_echoed_come_no_further() -> None:
 def test_what_opens_something_is_hidden_in_an_excerpt() -> None:
     body = b'{"id":"pi_1","client_secret":"pi_1_secret_xyz","access_token" : "t0k3n"}'
     assert excerpt(body) == '{"id":"pi_1","client_secret":"(hidden)","access_token" : "(hidden)"}'
+
+
+def test_an_escaped_quote_does_not_end_a_secret() -> None:
+    assert excerpt(rb'{"client_secret":"a\"b_rest","x":1}') == '{"client_secret":"(hidden)","x":1}'
 
 
 def test_a_secret_cut_off_by_the_excerpts_end_is_hidden_too() -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from uuid import UUID, uuid4
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
 
 import asyncpg
+import msgspec
 import pytest
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.intent import OtherInstruction, StillSending
-from tallystick.core.provider import Busy, Done, Exchange, Movement, Transfer
+from tallystick.core.intent import AlreadyDone, OtherAccount, OtherInstruction, PastHorizon, StillSending, Withheld
+from tallystick.core.provider import Answer, Busy, Done, Exchange, Movement, Refused, Transfer, Unknown
 from tallystick.store import intent as intents
 from tallystick.store.intent import Answered, AnswerWork, Asking, Attempt, BeginWork
 from tests import servers
@@ -36,25 +39,28 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
         yield opened
 
 
-def asking(
-    tenant: Tenant, number: int = 1, *, token: UUID | None = None, leave: float = 60, micros: int = 1_000_000
-) -> Asking:
+def asking(tenant: Tenant, number: int = 1, *, micros: int = 1_000_000, **more: Any) -> Asking:
     transfer = Transfer(key=number.to_bytes(32), destination="acct_1", amount_micros=micros, currency="USD")
-    return Asking(tenant, "stripe", "transfer", transfer, token or uuid4(), leave)
+    values = {"account": "live", "token": uuid4(), "leave_seconds": 60, "remembered": timedelta(hours=23), **more}
+    return Asking(tenant=tenant, provider="stripe", purpose="transfer", instruction=transfer, **values)
 
 
-async def begin(books: Ledger, *items: Asking) -> list[Attempt | StillSending | OtherInstruction]:
+async def begin(books: Ledger, *items: Asking) -> list[Attempt | Withheld]:
     return list(await BeginWork(books.database).commit(items, patient=True))
 
 
-async def answer(books: Ledger, attempt: object, given: Done | Busy = DONE) -> None:
+async def answer(books: Ledger, attempt: object, given: Answer = DONE) -> bool:
     assert isinstance(attempt, Attempt)
-    await AnswerWork(books.database).commit([Answered(attempt, given)], patient=True)
+    (recorded,) = await AnswerWork(books.database).commit([Answered(attempt, given)], patient=True)
+    return recorded
+
+
+BUSY = Busy(code="rate_limit", message="", after_seconds=1)
 
 
 async def test_the_first_send_is_dated_once_and_for_all(books: Ledger) -> None:
     (first,) = await begin(books, asking(books.tenant))
-    await answer(books, first, Busy(code="rate_limit", message="", after_seconds=1))
+    await answer(books, first, BUSY)
     (second,) = await begin(books, asking(books.tenant))
     assert isinstance(first, Attempt)
     assert isinstance(second, Attempt)
@@ -67,12 +73,12 @@ async def test_while_one_may_write_another_must_not(books: Ledger) -> None:
     (first,) = await begin(books, asking(books.tenant))
     assert isinstance(first, Attempt)
     assert await begin(books, asking(books.tenant)) == [StillSending(first.not_after)]
-    await answer(books, first)
+    await answer(books, first, BUSY)
     assert isinstance((await begin(books, asking(books.tenant)))[0], Attempt)
 
 
 async def test_a_leave_that_ran_out_makes_room(books: Ledger) -> None:
-    await begin(books, asking(books.tenant, leave=0))
+    await begin(books, asking(books.tenant, leave_seconds=0))
     ((second),) = await begin(books, asking(books.tenant))
     assert isinstance(second, Attempt)
     assert second.number == 2
@@ -108,12 +114,60 @@ async def test_a_key_covers_one_instruction_for_ever(books: Ledger) -> None:
 
 async def test_an_answer_is_recorded_once_and_a_later_one_changes_nothing(books: Ledger) -> None:
     (attempt,) = await begin(books, asking(books.tenant))
-    await answer(books, attempt)
-    await answer(books, attempt, Busy(code="rate_limit", message="", after_seconds=1))
+    assert await answer(books, attempt)
+    assert await answer(books, attempt)
+    assert not await answer(books, attempt, BUSY)
     assert isinstance(attempt, Attempt)
     (view,) = await intents.read(books.database, books.tenant, attempt.key)
     assert [(one.answer, one.provider_id) for one in view.attempts] == [("done", "tr_1")]
     assert b"req_1" in (view.attempts[0].evidence or b"")
+
+
+async def test_an_answer_to_an_attempt_that_is_not_there_is_not_recorded(books: Ledger) -> None:
+    (attempt,) = await begin(books, asking(books.tenant))
+    assert isinstance(attempt, Attempt)
+    assert not await answer(books, msgspec.structs.replace(attempt, number=7))
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "a\ud800b", "x" * 1000])
+async def test_an_odd_text_does_not_cost_us_the_answer(books: Ledger, odd: str) -> None:
+    (attempt,) = await begin(books, asking(books.tenant))
+    assert await answer(books, attempt, Refused(code=odd, message=""))
+
+
+async def test_what_is_done_is_never_sent_again(books: Ledger) -> None:
+    (attempt,) = await begin(books, asking(books.tenant))
+    await answer(books, attempt)
+    assert await begin(books, asking(books.tenant)) == [AlreadyDone("tr_1")]
+    assert await fetchval(books.dsn, "SELECT count(*) FROM tally.attempt") == 1
+
+
+@pytest.mark.parametrize("given", [Unknown(code="unanswered", message=""), None])
+async def test_what_may_have_run_is_not_sent_past_the_horizon(books: Ledger, given: Unknown | None) -> None:
+    (attempt,) = await begin(books, asking(books.tenant, leave_seconds=0))
+    assert isinstance(attempt, Attempt)
+    if given is not None:
+        await answer(books, attempt, given)
+    (again,) = await begin(books, asking(books.tenant, leave_seconds=0))
+    assert isinstance(again, Attempt)
+    await answer(books, again, BUSY)
+    # Also when a later attempt is known not to have run.
+    late = asking(books.tenant, remembered=timedelta())
+    assert await begin(books, late) == [PastHorizon(attempt.first_sent_at)]
+
+
+async def test_what_never_ran_may_be_sent_past_the_horizon(books: Ledger) -> None:
+    (attempt,) = await begin(books, asking(books.tenant))
+    await answer(books, attempt, BUSY)
+    assert isinstance((await begin(books, asking(books.tenant, remembered=timedelta())))[0], Attempt)
+
+
+async def test_an_intent_stays_with_the_account_it_was_first_sent_with(books: Ledger) -> None:
+    """With other credentials the provider's books are others: what happened there would be done again here."""
+    (attempt,) = await begin(books, asking(books.tenant, account="test"))
+    await answer(books, attempt, BUSY)
+    assert isinstance(attempt, Attempt)
+    assert await begin(books, asking(books.tenant)) == [OtherAccount("test", attempt.first_sent_at)]
 
 
 async def test_sending_and_being_answered_are_journaled_in_their_own_commit(books: Ledger) -> None:
@@ -133,6 +187,7 @@ async def test_sending_and_being_answered_are_journaled_in_their_own_commit(book
         "UPDATE tally.intent SET first_sent_at = first_sent_at + interval '1 hour'",
         "UPDATE tally.intent SET instruction = 'other'",
         "UPDATE tally.intent SET purpose = 'payout'",
+        "UPDATE tally.intent SET account = 'other'",
         "UPDATE tally.intent SET attempts = 0",
         "UPDATE tally.attempt SET not_after = not_after + interval '1 hour'",
         "UPDATE tally.attempt SET sent_at = sent_at - interval '1 hour'",
@@ -177,12 +232,13 @@ DAMAGE = [
     "UPDATE tally.attempt SET provider_id = 'tr_2' WHERE provider_id IS NOT NULL",
     "DELETE FROM tally.journal WHERE subject = 'attempt.sent'",
     "DELETE FROM tally.journal WHERE subject = 'attempt.answered'",
+    "UPDATE tally.attempt SET answer = 'done', provider_id = 'tr_0' WHERE number = 1",
 ]
 
 
 @pytest.mark.parametrize("statement", DAMAGE)
 async def test_verify_sees_what_was_done_to_an_intent(books: Ledger, statement: str) -> None:
-    for given in (Busy(code="rate_limit", message="", after_seconds=1), DONE):
+    for given in (BUSY, DONE):
         (attempt,) = await begin(books, asking(books.tenant))
         await answer(books, attempt, given)
     assert await broken(books.dsn) == {}

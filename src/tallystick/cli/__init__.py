@@ -3,9 +3,11 @@
 Exit 0 done, 1 the answer is bad news, 2 wrong usage or settings, 3 a dependency is out of reach.
 """
 
+import os
 import sys
 
 import click
+import structlog
 
 from tallystick.cli.bench import bench
 from tallystick.cli.config import config
@@ -38,6 +40,7 @@ for command in (up, serve, migrate, config, keys, verify, explain, providers, si
 
 def main() -> None:
     """Run a command; an error is a sentence and an exit status, not a traceback."""
+    _configure_log()
     try:
         tally.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -54,6 +57,21 @@ def main() -> None:
     except TallystickError as error:
         _say(error)
         sys.exit(BAD_NEWS)
+
+
+def _configure_log() -> None:
+    """Talk goes to stderr; and no trace shows local values, because credentials may be among them."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def _say(error: Exception) -> None:

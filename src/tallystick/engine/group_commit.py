@@ -14,6 +14,7 @@ Nothing here knows what an item is. Work must be safe to run again: it recognise
 """
 
 import asyncio
+import traceback
 from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
 from typing import Final, Generic, Literal, Protocol, TypeVar
@@ -167,8 +168,9 @@ class GroupCommit(Generic[I, A]):
                 for waiting in batch:
                     self._fail(waiting, OutcomeUnknown())
                 raise
-            except Exception:
-                log.exception("lane_failed")
+            except Exception:  # noqa: BLE001 - a lane must go on, whatever it was
+                # As text: a log that shows local values would show what callers sent.
+                log.error("lane_failed", trace=traceback.format_exc())
                 for waiting in batch:
                     self._fail(waiting, OutcomeUnknown())
             finally:

@@ -9,6 +9,7 @@ Killed after `begin`: an attempt without an answer, which recovery looks up. Kil
 
 import os
 import socket
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -21,7 +22,7 @@ import msgspec
 import structlog
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.intent import OtherInstruction, StillSending
+from tallystick.core.intent import OtherInstruction, Withheld
 from tallystick.core.provider import Answer, Charge, Instruction, Refund, Sending, Transfer, Unknown
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
@@ -63,9 +64,7 @@ class Sender:
         self._providers = providers
         self._limits = limits
         self._new_token = new_token
-        self._beginning: GroupCommit[Asking, Attempt | StillSending | OtherInstruction] = GroupCommit(
-            BeginWork(database), limits=limits
-        )
+        self._beginning: GroupCommit[Asking, Attempt | Withheld] = GroupCommit(BeginWork(database), limits=limits)
         self._answering = GroupCommit(AnswerWork(database), limits=limits)
         self._told: dict[str, BreakerState] = {}
         # By provider and class of answer, since this process began.
@@ -89,30 +88,33 @@ class Sender:
             except TallystickError as unreachable:
                 log.warning("breaker_not_cleared", reason=str(unreachable))
 
-    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | StillSending:
+    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | Withheld:
         """Make one attempt. Raises when the intent could not be committed: then nothing was sent.
 
-        StillSending: another attempt of the same intent may be writing bytes; nothing was sent now.
+        Withheld: nothing was sent now, and the answer says why (`core.intent`).
         """
         adapter = self._providers.get(provider)
         if adapter is None:
             raise Misconfigured(f"The provider {provider!r} is not configured. Nothing was sent.")
         began = steady()
         asking = Asking(
-            tenant, provider, adapter.purpose(instruction), instruction, self._new_token(), self._limits.send_seconds
+            tenant=tenant,
+            provider=provider,
+            purpose=adapter.purpose(instruction),
+            instruction=instruction,
+            account=adapter.account,
+            token=self._new_token(),
+            leave_seconds=self._limits.send_seconds,
+            remembered=adapter.facts.key_horizon - adapter.facts.key_margin,
         )
-        attempt: Attempt | StillSending | OtherInstruction
-        attempt = await self._beginning.submit(asking, source=tenant.number)
-        match attempt:
-            case StillSending():
-                return attempt
-            case OtherInstruction():
-                raise InvariantBroken(
-                    f"one key for two instructions: the key {instruction.key.hex()} was first used for another "
-                    f"instruction at {attempt.first_sent_at:%Y-%m-%d %H:%M:%S} UTC. Nothing was sent."
-                )
-            case Attempt():
-                pass
+        attempt: Attempt | Withheld = await self._beginning.submit(asking, source=tenant.number)
+        if isinstance(attempt, OtherInstruction):
+            raise InvariantBroken(
+                f"one key for two instructions: the key {instruction.key.hex()} was first used for another "
+                f"instruction at {attempt.first_sent_at:%Y-%m-%d %H:%M:%S} UTC. Nothing was sent."
+            )
+        if not isinstance(attempt, Attempt):
+            return attempt
         # Counted from before the commit: this clock's not-after is never later than the database's.
         sending = Sending(
             first_sent_at=attempt.first_sent_at,
@@ -132,10 +134,10 @@ class Sender:
     async def _record(self, tenant: Tenant, attempt: Attempt, answer: Answer) -> bool:
         try:
             return await self._answering.submit(Answered(attempt, answer), source=tenant.number)
-        except TallystickError:
+        except Exception:  # noqa: BLE001 - whatever it is: raising would tell the caller that nothing was sent
             # The money is where the answer says. The row shows an attempt without an answer, and recovery
             # treats that as unknown: it asks the provider.
-            log.exception("answer_not_recorded", provider=attempt.provider, key=attempt.key.hex())
+            log.error("answer_not_recorded", provider=attempt.provider, key=attempt.key.hex(), trace=_trace())
             return False
 
     async def _tell_breaker(self, name: str, adapter: Provider) -> None:
@@ -149,6 +151,11 @@ class Sender:
             log.warning("breaker_not_told", provider=name, reason=str(error))
 
 
+def _trace() -> str:
+    """Where it happened, without the values: a log that shows locals would show credentials."""
+    return traceback.format_exc()
+
+
 async def _call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:
     try:
         match instruction:
@@ -158,7 +165,7 @@ async def _call(adapter: Provider, instruction: Instruction, sending: Sending) -
                 return await adapter.refund(instruction, sending)
             case Transfer():
                 return await adapter.transfer(instruction, sending)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it was, somebody must be told that the outcome is unknown
         # A bug of an adapter. Bytes may have left, so it is not known that nothing happened.
-        log.exception("adapter_failed", provider=adapter.facts.name)
+        log.error("adapter_failed", provider=adapter.facts.name, trace=_trace())
         return Unknown(code="adapter_failed", message="The adapter failed; the log has the trace.")

@@ -44,6 +44,11 @@ class Breaker:
             self.state, self.reason, self.failures = "closed", "", 0
             self._pause_seconds = FIRST_PAUSE_SECONDS
 
+    def abandoned(self, now: float) -> None:
+        """A send that was let through never reached the provider, so it told nothing: the next one may probe."""
+        if self.state == "probing":
+            self.state, self._until = "open", now
+
     def failed(self, now: float, reason: str) -> None:
         """It could not be reached, did not answer, or failed inside."""
         self.failures += 1

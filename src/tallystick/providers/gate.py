@@ -56,7 +56,8 @@ class Bucket:
         self._closed_until = max(self._closed_until, now + retry_after_seconds)
         if now - self._halved_at >= HALVING_SECONDS:
             self._halved_at = now
-            self.rate = max(SLOWEST_PER_SECOND, self.rate / 2)
+            # Never faster than it was: an account may have a rate below the slowest.
+            self.rate = min(self.rate, max(SLOWEST_PER_SECOND, self.rate / 2))
 
 
 class TooLong(Exception):
@@ -93,7 +94,11 @@ class Gate:
                 if steady() + wait >= until:
                     self.bucket.give_back()
                     raise TooLong(wait)
-                await asyncio.sleep(wait)
+                try:
+                    await asyncio.sleep(wait)
+                except BaseException:
+                    self.bucket.give_back()
+                    raise
                 # While we waited the provider may have asked everybody to stay away longer.
                 wait = self.bucket.closed_for(steady())
             yield

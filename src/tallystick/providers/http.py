@@ -12,7 +12,13 @@ times the processor time (docs/decisions/0006).
 """
 
 import asyncio
+import contextlib
+import ipaddress
+import os
+import select
+import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
@@ -122,10 +128,27 @@ class _Connection(asyncio.Protocol):
         finally:
             timer.cancel()
 
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be read: bytes nobody asked for would be taken for the next request's answer."""
+        transport = self._transport
+        wire = None if transport is None else transport.get_extra_info("socket")
+        if not self.usable or wire is None or wire.fileno() < 0:
+            return False
+        look = select.poll()
+        look.register(wire.fileno(), select.POLLIN)
+        return not look.poll(0)
+
     def close(self) -> None:
+        """Also what the kernel still holds to send is dropped: it must not reach the provider after we gave up."""
         self.usable = False
-        if self._transport is not None:
-            self._transport.abort()
+        transport = self._transport
+        if transport is None:
+            return
+        wire = transport.get_extra_info("socket")
+        if wire is not None and wire.fileno() >= 0:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wire.fileno())) as options:
+                options.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
     def _fail(self, reason: str) -> None:
         self.close()
@@ -144,7 +167,8 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1
-        if self._header_count <= MOST_HEADERS:
+        # Trailers come when the head is complete: they may not change what it said.
+        if self._header_count <= MOST_HEADERS and not self._status:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -168,6 +192,8 @@ class _Connection(asyncio.Protocol):
         if not parser.should_keep_alive():
             self.usable = False
         self._settle(Reply(self._status, self._headers, b"".join(self._body)))
+        # Whatever follows on this connection (a second answer) is none of that reply's.
+        self._headers, self._body = {}, []
 
 
 class Http:
@@ -175,15 +201,21 @@ class Http:
 
     def __init__(self, base: str, *, tls: ssl.SSLContext | None = None) -> None:
         """`tls` replaces the machine's own trust store (tests, private certificate authorities)."""
-        parts = urlsplit(base)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urlsplit(base)
+            port = parts.port
+        except ValueError:
+            raise Misconfigured(f"{_without_credentials(base)!r} is not an http or https address") from None
+        # Only what can be written as it stands: other alphabets would have to be translated, and look alike.
+        odd = not (base.isascii() and base.isprintable()) or " " in base or parts.query or parts.fragment
+        if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
             raise Misconfigured(f"{_without_credentials(base)!r} is not an http or https address")
         if parts.username or parts.password:
             raise Misconfigured(f"{_without_credentials(base)!r}: credentials do not belong into an address")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise Misconfigured(f"{base!r}: plain http would show the API key to the network; use https")
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
         self._host_header = parts.netloc
@@ -232,8 +264,9 @@ class Http:
         while self._idle:
             # The one used last is the least likely to be closed by the other side.
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.is_quiet():
                 return connection
+            connection.close()
         return None
 
     async def _connect(self, sendable_until: float) -> _Connection | NotSent:
@@ -251,19 +284,25 @@ class Http:
                     server_hostname=self._host if self._tls else None,
                 )
         except TimeoutError:
-            return NotSent(f"no connection within {seconds:.1f} s")
+            # Cut short by our own leave, it says nothing about the provider.
+            return NotSent(f"no connection within {seconds:.1f} s", expired=seconds < CONNECT_SECONDS)
         except ssl.SSLCertVerificationError as error:
             return NotSent(f"the certificate of {self._host} is not trusted: {error.verify_message}")
         except ssl.SSLError as error:
             return NotSent(f"no secure connection to {self._host}: {error.reason}")
-        except OSError as error:
-            return NotSent(f"no connection to {self._host}: {error.strerror or type(error).__name__}")
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            return NotSent(f"no connection to {self._host}: {reason or type(error).__name__}")
         return connection
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine itself."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # A name, such as 127.example.com.
+        return False
 
 
 def _without_credentials(address: str) -> str:

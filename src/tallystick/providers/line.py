@@ -31,7 +31,8 @@ _SHORTEST_SECRET: Final = 16
 _REQUEST_IDS: Final = ("request-id", "pspreference", "x-request-id", "x-external-correlation-id", "x-trace-id")
 # What a body may hold that opens something: a client secret, a session, a token.
 _CONFIDENTIAL: Final = re.compile(
-    r'("(?:client_secret|sessionData|paymentData|authorisationToken|access_token|token|secret)"\s*:\s*")[^"]*'
+    r'("(?:client_secret|sessionData|paymentData|authorisationToken|redirectData|MD|access_token|token|secret)"\s*:\s*")'
+    r'(?:[^"\\]|\\.)*'
 )
 
 Headers = Sequence[tuple[str, str]]
@@ -80,6 +81,7 @@ class Line:
                 message=f"{self._facts.name} is not answering ({self.breaker.reason}); nothing was sent.",
                 after_seconds=away,
             )
+        said: Said | None = None
         try:
             async with self.gate.turn(sending.sendable_until):
                 said = await self._exchange(method, path, headers, body, sendable_until=sending.sendable_until)
@@ -89,7 +91,8 @@ class Line:
                 message=f"Too much is waiting for {self._facts.name}; nothing was sent.",
                 after_seconds=max(_DEFAULT_PAUSE_SECONDS, error.wait_seconds),
             )
-        self._notice(said.result)
+        finally:
+            self._notice(said)
         if isinstance(said.result, NotSent):
             return Busy(
                 code="not_after_passed" if said.result.expired else "unreachable",
@@ -146,15 +149,18 @@ class Line:
             exchange = Exchange(asked=f"{method} {path}", status=0, said=result.reason)
         return Said(result, exchange)
 
-    def _notice(self, result: Result) -> None:
+    def _notice(self, said: Said | None) -> None:
+        result = None if said is None else said.result
         match result:
             case Reply() if result.status < _SERVER_ERROR or "idempotent-replayed" in result.headers:
                 # A stored 500 that is replayed tells of a past trouble, not of a present one.
                 self.breaker.succeeded()
             case Reply():
                 self.breaker.failed(steady(), f"status {result.status}")
+            case None:
+                self.breaker.abandoned(steady())
             case NotSent() if result.expired:
-                pass
+                self.breaker.abandoned(steady())
             case NotSent() | Unanswered():
                 self.breaker.failed(steady(), result.reason)
 
@@ -174,9 +180,14 @@ def excerpt(body: bytes) -> str:
 def _without_echo(reply: Reply, authorization: Headers) -> Reply:
     """A provider, or a proxy before it, may repeat our credentials in an error: they must not come further."""
     for _, value in authorization:
-        secret = value.rpartition(" ")[2].encode("latin-1")
-        if len(secret) >= _SHORTEST_SECRET and secret in reply.body:
-            reply = msgspec.structs.replace(reply, body=reply.body.replace(secret, b"(hidden)"))
+        plain = value.rpartition(" ")[2]
+        if len(plain) < _SHORTEST_SECRET:
+            continue
+        # As it is, and as JSON may write it.
+        escaped = msgspec.json.encode(plain)[1:-1]
+        for secret in {plain.encode("latin-1"), escaped, escaped.replace(b"/", b"\\/")}:
+            if secret in reply.body:
+                reply = msgspec.structs.replace(reply, body=reply.body.replace(secret, b"(hidden)"))
     return reply
 
 

@@ -35,6 +35,8 @@ class Provider(Protocol):
 
     facts: Facts
     breaker: Breaker
+    # Whose account it is, in plain text: an intent that was sent with one is never sent or looked up with another.
+    account: str
 
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """Create the payment under the charge's key."""

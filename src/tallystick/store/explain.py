@@ -104,7 +104,7 @@ def _asked(found: intent.IntentView) -> str:
     last = found.attempts[-1] if found.attempts else None
     state = "no attempt" if last is None else f"last answer {last.answer or 'none: nobody knows yet'}"
     amount = format_amount(asked["amount_micros"], asked["currency"])
-    return f"{found.purpose} of {amount} at {found.provider}, {len(found.attempts)} attempts, {state}"
+    return f"{found.purpose} of {amount} at {found.provider} ({found.account}), {len(found.attempts)} attempts, {state}"
 
 
 def _attempts(found: intent.IntentView) -> Iterator[Step]:

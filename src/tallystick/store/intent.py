@@ -10,13 +10,18 @@ import msgspec
 from tallystick import queries
 from tallystick.core.idempotency import Tenant
 from tallystick.core.intent import (
+    AlreadyDone,
     Begin,
     Begun,
     KnownIntent,
     LastAttempt,
     Leave,
+    OtherAccount,
     OtherInstruction,
+    PastHorizon,
     StillSending,
+    Wanted,
+    Withheld,
     encode_instruction,
     leave,
 )
@@ -31,15 +36,20 @@ _MOST_CODE_CHARACTERS = 200
 Name = tuple[int, bytes, str]
 
 
-class Asking(msgspec.Struct, frozen=True):
-    """An attempt that wants to begin. `token` is new for each; `leave_seconds` is how long bytes may be written."""
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that wants to begin. `token` is new for each; `leave_seconds` is how long bytes may be written.
+
+    `account` is whose books it will be in; `remembered` how long after the first send its key may be relied on.
+    """
 
     tenant: Tenant
     provider: str
     purpose: str
     instruction: Instruction
+    account: str
     token: UUID
     leave_seconds: float
+    remembered: timedelta
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -78,6 +88,7 @@ class IntentView(msgspec.Struct, frozen=True):
 
     provider: str
     purpose: str
+    account: str
     instruction: bytes
     first_sent_at: datetime
     attempts: tuple[AttemptView, ...]
@@ -105,7 +116,7 @@ class BeginWork:
         items: Sequence[Asking],
         *,
         patient: bool,  # noqa: ARG002 - an intent is held for one commit only: there is nothing to step around
-    ) -> Sequence[Attempt | StillSending | OtherInstruction]:
+    ) -> Sequence[Attempt | Withheld]:
         """Each item's leave to send, or why not."""
         async with self._database.writing() as connection:
             return await begin(connection, items)
@@ -124,41 +135,54 @@ class AnswerWork:
         *,
         patient: bool,  # noqa: ARG002 - like BeginWork's
     ) -> Sequence[bool]:
-        """True for each, once it is durable."""
+        """True for each that is durable; False where the attempt has another answer, or is not there."""
         async with self._database.writing() as connection:
-            await record_answers(connection, items)
-        return [True] * len(items)
+            return await record_answers(connection, items)
 
 
-async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt | StillSending | OtherInstruction]:
+async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt | Withheld]:
     """Begin attempts inside the caller's transaction: nothing may be sent before he has committed it."""
     names = [_name(item) for item in items]
     encoded = [encode_instruction(item.instruction) for item in items]
-    await connection.execute(_SQL["make"], *_columns(names), [item.purpose for item in items], encoded)
+    purposes, accounts = [item.purpose for item in items], [item.account for item in items]
+    await connection.execute(_SQL["make"], *_columns(names), purposes, encoded, accounts)
     rows = await connection.fetch(_SQL["lock"], *_columns(list(dict.fromkeys(names))))
     sent_before = [row for row in rows if row["attempts"]]
     earlier = await _last_attempts(connection, sent_before) if sent_before else []
     now: datetime = max(row["now"] for row in (*rows, *earlier))
     last = {_row_name(row): _last_attempt(row) for row in earlier}
     known = {
-        _row_name(row): KnownIntent(row["instruction"], row["first_sent_at"], last.get(_row_name(row))) for row in rows
+        _row_name(row): KnownIntent(
+            instruction=row["instruction"],
+            account=row["account"],
+            first_sent_at=row["first_sent_at"],
+            last=last.get(_row_name(row)),
+        )
+        for row in rows
     }
     begun: list[tuple[Asking, int]] = []
-    outcomes: list[Attempt | StillSending | OtherInstruction] = []
+    outcomes: list[Attempt | Withheld] = []
     for item, name, instruction in zip(items, names, encoded, strict=True):
         intent = known[name]
-        found: Leave = leave(intent, instruction, item.token, now=now)
+        wanted = Wanted(instruction=instruction, account=item.account, token=item.token, remembered=item.remembered)
+        found: Leave = leave(intent, wanted, now=now)
         match found:
             case Begin(number):
                 not_after = now + timedelta(seconds=item.leave_seconds)
                 begun.append((item, number))
-                known[name] = msgspec.structs.replace(
-                    intent, last=LastAttempt(number, item.token, not_after, is_answered=False)
+                attempt = LastAttempt(
+                    number=number,
+                    token=item.token,
+                    not_after=not_after,
+                    is_answered=False,
+                    may_have_run=True,
+                    done_as=None,
                 )
+                known[name] = msgspec.structs.replace(intent, last=attempt)
                 outcomes.append(_attempt(item, intent, number, not_after))
             case Begun(number, not_after):
                 outcomes.append(_attempt(item, intent, number, not_after))
-            case StillSending() | OtherInstruction():
+            case StillSending() | OtherInstruction() | OtherAccount() | AlreadyDone() | PastHorizon():
                 outcomes.append(found)
     if begun:
         await connection.execute(
@@ -172,18 +196,31 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     return outcomes
 
 
-async def record_answers(connection: Connection, items: Sequence[Answered]) -> None:
-    """Record what came of attempts, inside the caller's transaction."""
-    ordered = sorted(items, key=lambda item: (item.attempt.tenant.number, item.attempt.key, item.attempt.provider))
-    await connection.execute(
+async def record_answers(connection: Connection, items: Sequence[Answered]) -> list[bool]:
+    """Record what came of attempts, inside the caller's transaction. False: it is not what the row says now."""
+    ordered = sorted(items, key=_attempt_name)
+    written = await connection.fetch(
         _SQL["answer"],
-        *_columns([(item.attempt.tenant.number, item.attempt.key, item.attempt.provider) for item in ordered]),
+        *_columns([_attempt_name(item) for item in ordered]),
         [item.attempt.number for item in ordered],
         [_ANSWERS[type(item.answer)] for item in ordered],
         [_code(item.answer) for item in ordered],
-        [item.answer.id if isinstance(item.answer, Done) else None for item in ordered],
+        [_provider_id(item.answer) for item in ordered],
         [msgspec.json.encode(item.answer.evidence) for item in ordered],
     )
+    recorded = {(*_row_name(row), row["number"]) for row in written}
+    if len(recorded) < len(items):
+        # A batch that is run again after a lost COMMIT finds its own answers.
+        columns = _columns([_attempt_name(item) for item in items])
+        for row in await connection.fetch(_SQL["answers"], *columns, [item.attempt.number for item in items]):
+            stored = row["answer"], row["code"], row["provider_id"]
+            recorded |= {
+                (*_attempt_name(item), item.attempt.number)
+                for item in items
+                if (*_attempt_name(item), item.attempt.number) == (*_row_name(row), row["number"])
+                and stored == (_ANSWERS[type(item.answer)], _code(item.answer), _provider_id(item.answer))
+            }
+    return [(*_attempt_name(item), item.attempt.number) in recorded for item in items]
 
 
 async def read(database: Database, tenant: Tenant, key: bytes) -> list[IntentView]:
@@ -193,7 +230,7 @@ async def read(database: Database, tenant: Tenant, key: bytes) -> list[IntentVie
     found: dict[str, IntentView] = {}
     for row in rows:
         intent = found.get(row["provider"]) or IntentView(
-            row["provider"], row["purpose"], row["instruction"], row["first_sent_at"], ()
+            row["provider"], row["purpose"], row["account"], row["instruction"], row["first_sent_at"], ()
         )
         if row["number"] is not None:
             attempt = AttemptView(*(row[name] for name in AttemptView.__struct_fields__))
@@ -239,13 +276,32 @@ async def _last_attempts(connection: Connection, rows: Sequence[asyncpg.Record])
 
 
 def _last_attempt(row: asyncpg.Record) -> LastAttempt:
-    token = UUID(bytes=row["token"].bytes)
-    return LastAttempt(row["number"], token, row["not_after"], is_answered=row["is_answered"])
+    return LastAttempt(
+        number=row["number"],
+        token=UUID(bytes=row["token"].bytes),
+        not_after=row["not_after"],
+        is_answered=row["is_answered"],
+        may_have_run=row["may_have_run"],
+        done_as=row["done_as"],
+    )
 
 
 def _row_name(row: asyncpg.Record) -> Name:
     return row["tenant_id"], row["key"], row["provider"]
 
 
+def _attempt_name(item: Answered) -> Name:
+    return item.attempt.tenant.number, item.attempt.key, item.attempt.provider
+
+
 def _code(answer: Answer) -> str | None:
-    return None if isinstance(answer, Done) else answer.code[:_MOST_CODE_CHARACTERS]
+    return None if isinstance(answer, Done) else _storable(answer.code)
+
+
+def _provider_id(answer: Answer) -> str | None:
+    return _storable(answer.id) if isinstance(answer, Done) else None
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL takes no NUL and no half of a character: a provider's odd text must not cost us its answer."""
+    return text[:_MOST_CODE_CHARACTERS].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -1,13 +1,14 @@
 -- name: make
 -- In the order of the primary key, so that two batches wait for each other in one direction only.
-INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction)
-SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[]) AS asked (t, p, k, purpose, i)
+INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account)
+SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[])
+           AS asked (t, p, k, purpose, i, account)
  ORDER BY t, k, p
     ON CONFLICT DO NOTHING;
 
 -- name: lock
 -- The lock keeps a second sender of the same intent behind this one until the attempt is committed.
-SELECT i.tenant_id, i.provider, i.key, i.instruction, i.first_sent_at, i.attempts, clock_timestamp() AS now
+SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at, i.attempts, clock_timestamp() AS now
   FROM tally.intent i
   JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
     ON i.tenant_id = asked.t AND i.provider = asked.p AND i.key = asked.k
@@ -17,8 +18,13 @@ SELECT i.tenant_id, i.provider, i.key, i.instruction, i.first_sent_at, i.attempt
 -- name: last_attempts
 -- After the lock and in a statement of its own: it must see what the sender before us committed.
 SELECT a.tenant_id, a.provider, a.key, a.number, a.token, a.not_after, a.answer IS NOT NULL AS is_answered,
-       clock_timestamp() AS now
+       clock_timestamp() AS now, of_all.may_have_run, of_all.done_as
   FROM tally.attempt a
+ CROSS JOIN LATERAL (
+        SELECT bool_or(b.answer IS NULL OR b.answer = 'unknown') AS may_have_run,
+               max(b.provider_id) FILTER (WHERE b.answer = 'done') AS done_as
+          FROM tally.attempt b
+         WHERE b.tenant_id = a.tenant_id AND b.provider = a.provider AND b.key = a.key) AS of_all
   JOIN unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[]) AS asked (t, p, k, n)
     ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k AND a.number = asked.n;
 
@@ -42,10 +48,17 @@ UPDATE tally.attempt a
   FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[])
        AS given (t, p, k, n, answer, code, provider_id, evidence)
  WHERE a.tenant_id = given.t AND a.provider = given.p AND a.key = given.k AND a.number = given.n
-   AND a.answer IS NULL;
+   AND a.answer IS NULL
+RETURNING a.tenant_id, a.provider, a.key, a.number;
+
+-- name: answers
+SELECT a.tenant_id, a.provider, a.key, a.number, a.answer, a.code, a.provider_id
+  FROM tally.attempt a
+  JOIN unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[]) AS asked (t, p, k, n)
+    ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k AND a.number = asked.n;
 
 -- name: explain
-SELECT i.provider, i.purpose, i.instruction, i.first_sent_at, a.number, a.sent_at, a.not_after, a.answered_at,
+SELECT i.provider, i.purpose, i.account, i.instruction, i.first_sent_at, a.number, a.sent_at, a.not_after, a.answered_at,
        a.answer, a.code, a.provider_id, a.evidence
   FROM tally.intent i LEFT JOIN tally.attempt a USING (tenant_id, provider, key)
  WHERE i.tenant_id = $1 AND i.key = $2

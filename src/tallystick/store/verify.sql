@@ -147,11 +147,13 @@ SELECT (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM wr
        (SELECT count(*) FROM tally.journal) AS checked;
 
 -- name: intents
--- Attempts are numbered without a gap, none before its intent's first send, and none while the one before it could
--- still write; each is journaled once when sent, and once when answered.
+-- Attempts are numbered without a gap, none before its intent's first send, none while the one before it could still
+-- write, and none after one that was done; each is journaled once when sent, and once when answered.
 WITH ordered AS (
     SELECT a.*, lag(not_after) OVER intent_order AS leave_before, lag(answered_at) OVER intent_order AS answer_before,
-           lag(number, 1, 0) OVER intent_order AS number_before
+           lag(number, 1, 0) OVER intent_order AS number_before,
+           min(answered_at) FILTER (WHERE answer = 'done')
+               OVER (intent_order ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS done_before
       FROM tally.attempt a
     WINDOW intent_order AS (PARTITION BY tenant_id, key, provider ORDER BY number)
 ), journaled AS (
@@ -175,6 +177,7 @@ SELECT (SELECT count(*) FROM tally.intent i
             OR i.attempts = 0)
      + (SELECT count(*) FROM ordered o LEFT JOIN tally.intent i USING (tenant_id, key, provider)
          WHERE i.first_sent_at IS NULL OR o.sent_at < i.first_sent_at OR o.number <> o.number_before + 1
+            OR o.done_before <= o.sent_at
             OR (o.sent_at < o.leave_before AND coalesce(o.answer_before > o.sent_at, true)))
      + (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM journaled) AS missing)
      + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM expected) AS unexplained) AS broken,

@@ -10,6 +10,8 @@ CREATE TABLE tally.intent (
     key           bytea NOT NULL CHECK (octet_length(key) = 32),
     purpose       text NOT NULL CHECK (purpose IN ('charge', 'refund', 'transfer', 'payout')),
     instruction   bytea NOT NULL,
+    -- Whose books to ask: with other credentials the same question would be answered from other books.
+    account       text NOT NULL,
     first_sent_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     attempts      integer NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     PRIMARY KEY (tenant_id, key, provider)
@@ -38,7 +40,7 @@ CREATE TABLE tally.attempt (
 
 CREATE TRIGGER identity BEFORE UPDATE ON tally.intent FOR EACH ROW
     WHEN (old.tenant_id <> new.tenant_id OR old.provider <> new.provider OR old.key <> new.key
-          OR old.purpose <> new.purpose OR old.instruction <> new.instruction
+          OR old.purpose <> new.purpose OR old.instruction <> new.instruction OR old.account <> new.account
           OR old.first_sent_at <> new.first_sent_at OR new.attempts < old.attempts)
     EXECUTE FUNCTION tally.refuse_change('what was asked, and when first, never changes');
 CREATE TRIGGER kept BEFORE DELETE OR TRUNCATE ON tally.intent
@@ -64,7 +66,7 @@ BEGIN
                    convert_to((CASE TG_OP
                        WHEN 'INSERT' THEN jsonb_build_object(
                            'provider', f.provider, 'key', encode(f.key, 'hex'), 'number', f.number,
-                           'purpose', i.purpose, 'instruction', encode(sha256(i.instruction), 'hex'),
+                           'purpose', i.purpose, 'account', i.account, 'instruction', encode(sha256(i.instruction), 'hex'),
                            'first_sent_at', i.first_sent_at, 'sent_at', f.sent_at, 'not_after', f.not_after)
                        ELSE jsonb_build_object(
                            'provider', f.provider, 'key', encode(f.key, 'hex'), 'number', f.number,
