@@ -127,6 +127,7 @@ def _stripe(of: ProviderSettings) -> Provider:
             api_key=of.api_key,
             api_base=of.api_base,
             webhook_secrets=of.webhook_secrets,
+            account_id=of.more.get("account_id", ""),
             connected_accounts=tuple(filter(None, of.more.get("connected_accounts", "").replace(" ", "").split(","))),
             requests_per_second=of.requests_per_second,
         )

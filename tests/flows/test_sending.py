@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tallystick.core.intent import AlreadyDone, StillSending
-from tallystick.core.provider import Busy, Done, Exchange, Transfer, Unknown
+from tallystick.core.provider import Busy, Done, Exchange, Refused, Transfer, Unknown
 from tallystick.core.secret import Secret
 from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
 from tallystick.flows.sending import Sender, Sent
@@ -168,6 +168,16 @@ async def test_one_key_for_two_instructions_is_a_bug_and_sends_nothing(dsn: str)
         with pytest.raises(InvariantBroken, match="one key for two instructions"):
             await sender.send(books.tenant, "stripe", transfer(cents=600))
         assert len(server.heard) == 1
+
+
+async def test_what_cannot_be_worded_is_neither_sent_nor_stored(dsn: str) -> None:
+    async with sending(dsn) as (sender, server, books):
+        odd = msgspec.structs.replace(transfer(), amount_micros=1)
+        answer = await sender.send(books.tenant, "stripe", odd)
+        assert isinstance(answer, Refused)
+        assert answer.code == "amount_not_representable"
+        assert server.heard == []
+    assert await fetchval(dsn, "SELECT count(*) FROM tally.intent") == 0
 
 
 async def test_a_provider_that_is_not_configured_gets_nothing(dsn: str) -> None:

@@ -36,6 +36,17 @@ async def test_adyens_own_troubles_are_unknown(world: World, provider: Provider,
     assert books.struck() == {fault: 1}
 
 
+@square
+async def test_squares_temporary_error_is_overcome_by_the_same_key(
+    world: World, provider: Provider, books: Control
+) -> None:
+    books.plan("square.charge:temporary_error")
+    assert isinstance(await send(provider, world.instruction()), Busy | Unknown)
+    assert made(books, world, provider, world.instruction()) == []
+    assert isinstance(await send(provider, world.instruction()), Done)
+    assert len(made(books, world, provider, world.instruction())) == 1
+
+
 @pytest.mark.parametrize("world", ["stripe", "adyen", "square", "wise"], indirect=True)
 async def test_what_appears_only_later_is_found_later(world: World, provider: Provider, books: Control) -> None:
     """A 500, and minutes later the movement is there after all: why absence after a 5xx proves nothing."""
@@ -124,10 +135,13 @@ async def test_a_rejected_funding_whose_cancel_is_not_confirmed_is_unknown(
 async def test_a_funding_that_waits_for_a_persons_approval_moves_nothing(
     world: World, provider: Provider, books: Control
 ) -> None:
+    """And yet it is Unknown: the transfer is there, and the person may approve it without us."""
     books.call("PUT", "switches", {"wise.funding_challenge": "always"})
     answer = await send(provider, world.instruction())
-    assert isinstance(answer, Busy), answer
-    assert answer.needs_person
+    assert isinstance(answer, Unknown), answer
+    assert answer.code == "sca_required"
+    (row,) = made(books, world, provider, world.instruction())
+    assert row["state"] == "waiting"
     books.call("PUT", "switches", {"wise.funding_challenge": "never"})
     assert isinstance(await send(provider, world.instruction()), Done)
     assert len(made(books, world, provider, world.instruction())) == 1

@@ -197,7 +197,7 @@ def test_a_refund_is_received_and_then_told(adyen: Any, control: httpx2.Client) 
     assert [item_of(body) for body in announced(control, received.psp)] == [("REFUND", "true")]
     act(control, "fail", received.psp)
     assert item_of(announced(control, received.psp)[-1]) == ("REFUND_FAILED", "true")
-    assert movements(control) == [("charge", "moved", 1000)]
+    assert movements(control) == [("charge", "moved", 1000), ("refund", "returned", 400)]
 
 
 def test_a_refund_can_come_back(adyen: Any, control: httpx2.Client) -> None:

@@ -257,7 +257,7 @@ def is_wises(key: rsa.RSAPublicKey, headers: dict[str, str], body: bytes) -> boo
     return True
 
 
-def wise_transfer(client: httpx2.Client) -> int:
+def wise_transfer(client: httpx2.Client, reference: str = "7f1bb6ee-4b7e-4a52-9d6c-0f0f7f6a1111") -> int:
     amounts = {"sourceCurrency": "EUR", "targetCurrency": "EUR", "targetAmount": 100}
     person = {
         "profile": 102,
@@ -269,7 +269,7 @@ def wise_transfer(client: httpx2.Client) -> int:
     asked = {
         "targetAccount": client.post("/wise/v1/accounts", json=person).json()["id"],
         "quoteUuid": client.post("/wise/v3/profiles/102/quotes", json=amounts).json()["id"],
-        "customerTransactionId": "7f1bb6ee-4b7e-4a52-9d6c-0f0f7f6a1111",
+        "customerTransactionId": reference,
         "details": {},
     }
     return int(client.post("/wise/v1/transfers", json=asked).json()["id"])
@@ -370,3 +370,23 @@ def test_a_forged_event_of_wise_does_not_verify(
 
 def test_without_a_subscription_there_is_no_public_key(client: httpx2.Client) -> None:
     assert client.get("/wise/v1/webhook-public-key").status_code == 404
+
+
+def test_seeded_faults_of_calls_without_a_key_do_not_depend_on_the_order(
+    client: httpx2.Client, control: httpx2.Client
+) -> None:
+    """A transfer's id is another one in another order; the reference its client gave it is not."""
+    references = [f"7f1bb6ee-4b7e-4a52-9d6c-0f0f7f6a11{number:02}" for number in range(12)]
+    struck = []
+    for order in (references, references[::-1]):
+        control.post("/reset").raise_for_status()
+        control.post("/faults", json={"plan": "wise.fund:gateway_503=50%", "seed": 3}).raise_for_status()
+        paid = {reference: fund(client, wise_transfer(client, reference)) for reference in order}
+        struck.append({reference for reference, status in paid.items() if status == 503})
+    assert 0 < len(struck[0]) < len(references)
+    assert struck[0] == struck[1]
+
+
+def fund(client: httpx2.Client, transfer_id: int) -> int:
+    path = f"/wise/v3/profiles/102/transfers/{transfer_id}/payments"
+    return client.post(path, json={"type": "BALANCE"}).status_code

@@ -11,13 +11,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import stripe
 
 from tallystick.providers.simulator.books import Books, Entry
 from tallystick.providers.simulator.dialect import Endpoint, Switch
+from tallystick.providers.simulator.dialects import every_dialect
 from tallystick.providers.simulator.process import NotStarted, start
+from tallystick.providers.simulator.stripe import balance
+from tallystick.providers.simulator.stripe.listing import LISTINGS, many
+from tallystick.providers.simulator.stripe.wire import by_itself
 from tests.simulator.station import DAY, SECRET, Station, transfer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -209,3 +214,65 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
         while psutil.Process(int(starter.stdout)).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline, "it goes on alone"
             time.sleep(0.01)
+
+
+def test_only_their_owner_reads_the_books(tmp_path: Path) -> None:
+    """Secrets that sign webhooks are in them."""
+    path = tmp_path / "books"
+    path.touch(mode=0o644)
+    books = Books(path)
+    books.set_endpoint("stripe", Endpoint("http://x/", (SECRET,)))
+    books.commit()
+    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {
+        "books": 0o600,
+        "books-wal": 0o600,
+    }
+    books.close()
+
+
+def test_a_number_is_not_given_again_after_a_reset(books: Books) -> None:
+    books.insert(entry("tr_1"))
+    [first] = books.movements()
+    books.reset()
+    books.insert(entry("tr_2"))
+    assert [row["id"] for row in books.movements(after=first["number"])] == ["tr_2"]
+
+
+def test_a_call_that_is_kept_for_later_is_kept_without_its_key(tmp_path: Path) -> None:
+    running = start(tmp_path / "books")
+    try:
+        station = Station(running)
+        station.plan("stripe.transfer:error_500_object_later")
+        with pytest.raises(stripe.APIError):
+            transfer(station.stripe("sk_test_hidden"), "key-1")
+        assert not any(b"sk_test_hidden" in file.read_bytes() for file in tmp_path.iterdir())
+        station.advance(DAY)
+        assert len(station.movements("transfer")) == 1
+    finally:
+        running.stop()
+
+
+def test_a_few_balance_transactions_are_found_among_many_transfers(tmp_path: Path) -> None:
+    """Reading through all of them took a second for each page."""
+    books = Books(tmp_path / "books", [switch for dialect in every_dialect() for switch in dialect.switches])
+    who = by_itself({})
+    for number in range(3000):
+        id_, at = f"tr_{number}", NOW + timedelta(seconds=number)
+        made = entry(id_, at=at)
+        body = {"id": id_, "balance_transaction": f"txn_{number}", "created": int(at.timestamp())}
+        books.insert(msgspec.structs.replace(made, body=body))
+    balance.move(books, NOW, type="refund", source="re_1", amount=-5, currency="usd", context=who)
+    read: list[int] = []
+    listing = LISTINGS["/v1/balance_transactions"]
+
+    def render(each: Entry) -> dict[str, Any]:
+        read.append(1)
+        return balance.transaction(each)
+
+    counting = msgspec.structs.replace(listing, render=render)
+    for given, source in (({"source": "tr_7"}, "tr_7"), ({"source": "re_1"}, "re_1"), ({"type": "refund"}, "re_1")):
+        read.clear()
+        reply = many(books, NOW, listing=counting, given=given, context=who)
+        assert [row["source"] for row in msgspec.json.decode(reply.body)["data"]] == [source]
+        assert len(read) < 10
+    books.close()

@@ -5,8 +5,20 @@ from typing import Any
 import httpx2
 import pytest
 import stripe
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from tallystick.providers.simulator.running import endpoint
 from tests.simulator.station import DAY, Station, pay, transfer
+
+
+def pem(key: Any, lock: Any = None) -> str:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return str(key.private_bytes(encoding, form, lock or serialization.NoEncryption()).decode())
+
+
+EC_KEY = pem(ec.generate_private_key(ec.SECP256R1()))
+LOCKED_KEY = pem(rsa.generate_private_key(65537, 2048), serialization.BestAvailableEncryption(b"secret"))
 
 
 @pytest.fixture
@@ -57,6 +69,40 @@ def test_the_clock_only_goes_forward(simulator: Station) -> None:
     assert simulator.ask("POST", "clock", {"advance_seconds": -1})[0] == 400
 
 
+def test_a_clock_that_was_asked_too_much_of_goes_on(simulator: Station) -> None:
+    before = simulator.call("GET", "clock")["offset_seconds"]
+    assert simulator.ask("POST", "clock", {"advance_seconds": 1e12})[0] == 400
+    assert simulator.call("POST", "clock", {"advance_seconds": 1})["offset_seconds"] == before + 1
+
+
+def test_wise_gets_a_key_pair_where_no_secret_is_given(simulator: Station) -> None:
+    simulator.call("PUT", "endpoints/wise", {"url": "http://127.0.0.1:9/", "secrets": []})
+    published = httpx2.get(f"{simulator.url}/wise/v1/webhook-public-key", headers={"authorization": "Bearer x"})
+    assert published.text.startswith("-----BEGIN PUBLIC KEY-----")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("paypal=http://x/,s", "'paypal' is no dialect"),
+        ("stripe=ftp://x/,s", "no address"),
+        ("stripe=http://x/", "give the secret"),
+        ("adyen=http://x/,whsec_1", "hexadecimal"),
+        ("wise=http://x/,whsec_1", "RSA"),
+    ],
+)
+def test_a_wrong_endpoint_on_the_command_line_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        endpoint(text)
+
+
+def test_no_count_is_without_bounds(client: Any, simulator: Station) -> None:
+    transfer(client)
+    assert simulator.call("GET", "movements?limit=-1") == []
+    assert simulator.call("GET", f"movements?after={10**30}") == []
+    assert len(simulator.call("GET", f"movements?after=-{10**30}&limit={10**30}")) == 1
+
+
 def test_faults_are_listed_with_their_catalogue_and_cleared(client: Any, simulator: Station) -> None:
     simulator.plan("stripe.transfer:html_200@2, stripe.webhook:webhook_lost")
     transfer(client)
@@ -79,6 +125,16 @@ def test_faults_are_listed_with_their_catalogue_and_cleared(client: Any, simulat
         ("PUT", "switches", {"stripe.nothing": "x"}, 404, "stripe.nothing"),
         ("PUT", "endpoints/paypal", {"url": "http://x", "secrets": ["s"]}, 404, "paypal"),
         ("PUT", "endpoints/stripe", {"url": "http://x", "secrets": []}, 400, "secret"),
+        ("PUT", "endpoints/stripe", {"url": "http://x", "secrets": [""]}, 400, "secret"),
+        ("PUT", "endpoints/stripe", {"url": "ftp://x", "secrets": ["s"]}, 400, "no address"),
+        ("PUT", "endpoints/stripe", {"url": "http://127.0.0.1:port/", "secrets": ["s"]}, 400, "no address"),
+        ("PUT", "endpoints/adyen", {"url": "http://x", "secrets": ["whsec_1"]}, 400, "hexadecimal"),
+        ("PUT", "endpoints/wise", {"url": "http://x", "secrets": ["whsec_1"]}, 400, "RSA"),
+        ("PUT", "endpoints/wise", {"url": "http://x", "secrets": [EC_KEY]}, 400, "RSA"),
+        ("PUT", "endpoints/wise", {"url": "http://x", "secrets": [LOCKED_KEY]}, 400, "without a passphrase"),
+        ("PUT", "balances/stripe", {"usd": 2**64}, 400, "too large"),
+        ("POST", "clock", {"advance_seconds": 200 * 365 * DAY}, 400, "36525 days"),
+        ("POST", "clock", {"advance_seconds": 1e300}, 400, "36525 days"),
         ("POST", "act", {"dialect": "stripe", "action": "pay", "id": "po_1"}, 404, "po_1"),
         ("POST", "act", {"dialect": "paypal", "action": "pay", "id": "po_1"}, 404, "paypal"),
         ("GET", "nothing", None, 404, "nothing"),

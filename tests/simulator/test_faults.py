@@ -1,11 +1,13 @@
 """Fault plans: their grammar, which calls they strike, and that a seed decides the same way in any order."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
-from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, FAULTS, Stage
+from tallystick.providers.simulator import catalogue
+from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, FAULTS, KEYED, KEYLESS, OPERATIONS, Stage
 from tallystick.providers.simulator.dialect import Call, Dialect, Reply
 from tallystick.providers.simulator.dialects import every_dialect
 from tallystick.providers.simulator.faults import Faults, draw
@@ -20,7 +22,7 @@ def only(text: str) -> Rule:
 
 
 def struck(faults: Faults, calls: int, operation: str = "transfer", dialect: str = "stripe") -> list[str | None]:
-    strikes = (faults.strike_call(dialect, operation, f"k{number}") for number in range(calls))
+    strikes = (faults.strike_call(dialect, operation, f"k{number}", has_key=True) for number in range(calls))
     return [None if strike is None else strike.fault.name for strike in strikes]
 
 
@@ -66,6 +68,19 @@ def test_rules_are_separated_by_commas_and_lines_and_may_be_commented() -> None:
         ("stripe.transfer:html_200=101%", "line 1, column 1", "0% to 100%"),
         ("stripe.transfer:slow_after(soon)", "line 1, column 1", "seconds"),
         ("stripe.transfer:hang(3)", "line 1, column 1", "no argument"),
+        ("stripe.transfers:html_200", "line 1, column 1", "There are: charge, refund, transfer,"),
+        ("square.transfer:html_200", "line 1, column 1", "no operation 'transfer' at square"),
+        ("*.transfers:html_200", "line 1, column 1", "no operation 'transfers'. There are"),
+        ("wise.fund:in_flight", "line 1, column 1", "not fund"),
+        ("square.cancel:in_flight", "line 1, column 1", "needs a key"),
+        ("wise.transfer:forget_key", "line 1, column 1", "a fault of stripe, adyen, square"),
+        ("wise.webhook:webhook_stale", "line 1, column 1", "a fault of stripe"),
+        ("adyen.webhook:webhook_future", "line 1, column 1", "a fault of stripe"),
+        ("adyen.webhook:webhook_two_events", "line 1, column 1", "a fault of stripe, square"),
+        ("stripe.webhook:webhook_late(315360001)", "line 1, column 1", "at most 315360000"),
+        (f"stripe.webhook:webhook_late({'9' * 400})", "line 1, column 1", "takes seconds"),
+        ("stripe.transfer:huge_body(65)", "line 1, column 1", "megabytes, at most 64"),
+        ("stripe.transfer:rate_limited(2.5)", "line 1, column 1", "whole seconds"),
         ("stripe.transfer:html_200,\nstripe.refund:html_200,  nonsense", "line 2, column 26", "'nonsense'"),
     ],
 )
@@ -126,7 +141,7 @@ def by_key(seed: int, keys: list[str], rate: str = "20%") -> dict[str, list[bool
     faults.add(f"*.transfer:gateway_503={rate}")
     found: dict[str, list[bool]] = {}
     for key in keys:
-        found.setdefault(key, []).append(faults.strike_call("stripe", "transfer", key) is not None)
+        found.setdefault(key, []).append(faults.strike_call("stripe", "transfer", key, has_key=True) is not None)
     return found
 
 
@@ -168,6 +183,16 @@ def test_the_catalogue_is_complete_and_cites_its_sources() -> None:
         assert not fault.default or float(fault.default) > 0
 
 
+@pytest.mark.parametrize("dialect", ALL)
+def test_the_catalogue_knows_the_operations_of_every_dialect(dialect: str) -> None:
+    """A word that no call has would be a plan that never strikes."""
+    source = Path(catalogue.__file__).parent / dialect / "api.py"
+    # The kinds of objects that can be acted on are no operations.
+    text = re.sub(r"_ACTS: Final = \{.*?\n\}", "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
+    written = set(re.findall(r'"([a-z]+)"', text))
+    assert written & set(OPERATIONS) == set(KEYED[dialect] + KEYLESS[dialect])
+
+
 @pytest.mark.parametrize("dialect", every_dialect(), ids=lambda dialect: dialect.name)
 def test_every_dialect_words_every_trouble_it_can_be_asked_for(dialect: Dialect) -> None:
     asked = {"error_500"}
@@ -195,3 +220,10 @@ def test_rates_strike_over_the_wire_and_are_counted(simulator: Station) -> None:
     assert 0 < failed < 20
     assert simulator.struck() == {"rate_limited": failed}
     assert len(simulator.movements("transfer")) == 20 - failed
+
+
+def test_a_fault_of_keys_strikes_only_calls_that_have_one() -> None:
+    faults = Faults(0)
+    faults.add("*.*:in_flight@*")
+    assert faults.strike_call("stripe", "transfer", "x", has_key=False) is None
+    assert faults.strike_call("stripe", "transfer", "x", has_key=True) is not None

@@ -138,6 +138,11 @@ def test_every_switch_can_be_chosen(browser: Browser) -> None:
             assert html.escape(switch.source, quote=True) in page
 
 
+def test_a_wide_table_scrolls_alone_on_a_narrow_screen(browser: Browser) -> None:
+    """Labels that are only heard are positioned: where their table's frame is not, they widen the whole page."""
+    assert ".wide { position: relative; overflow-x: auto; }" in browser.get("/page.css").text
+
+
 def test_hostile_text_of_a_client_is_escaped(browser: Browser, client: Any, simulator: Station) -> None:
     transfer(client, transfer_group=HOSTILE)
     simulator.call("PUT", "endpoints/stripe", {"url": f"http://127.0.0.1:9/{HOSTILE}", "secrets": ["whsec_1"]})

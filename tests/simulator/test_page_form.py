@@ -1,6 +1,8 @@
 """What the forms of the simulator's page do, seen from a client of the simulator."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -247,3 +249,20 @@ def test_every_offered_action_is_done_or_answered_with_a_sentence(browser: Brows
                     assert refused(answer).startswith("Nothing changed:"), (name, kind, action)
     # A card that is charged at once leaves nothing to decide about at Adyen.
     assert done == {(name, kind) for name, kinds in ACTIONS.items() for kind in kinds} - {("adyen", "charge")}
+
+
+def test_a_reset_also_forgets_what_is_still_to_come(browser: Browser, simulator: Station) -> None:
+    simulator.plan("stripe.transfer:slow_before(1)")
+    client = simulator.stripe(timeout=3)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(transfer, client)
+        while not simulator.struck():
+            time.sleep(0.01)
+        browser.do("reset", sure="yes")
+    assert simulator.movements("transfer") == []
+
+
+def test_the_clock_of_the_page_has_an_end(browser: Browser, simulator: Station) -> None:
+    before = simulator.call("GET", "clock")["offset_seconds"]
+    simulator.advance(36_525 * DAY - before - 60)
+    assert "36525 days" in refused(browser.send("clock", seconds="3600"))

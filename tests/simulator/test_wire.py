@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
 from tallystick.providers.simulator.dialect import Reply, Request
 from tallystick.providers.simulator.dialects import every_dialect
 from tallystick.providers.simulator.server import NotLoopback, Simulator
-from tallystick.providers.simulator.wire import MOST_BODY, MOST_HEAD
+from tallystick.providers.simulator.wire import MOST_BODY, MOST_HEAD, Connection, Exchange
 from tests.simulator.station import Station
 
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
@@ -45,7 +46,7 @@ def request(key: str, *extra: bytes) -> bytes:
     body = b"amount=100&currency=usd&destination=acct_1&transfer_group=g-%s" % key.encode()
     lines = [
         b"POST /stripe/v1/transfers HTTP/1.1",
-        b"Host: x",
+        b"Host: localhost",
         b"Authorization: Bearer sk_test",
         b"Idempotency-Key: %s" % key.encode(),
         b"Content-Length: %d" % len(body),
@@ -102,7 +103,7 @@ async def test_what_is_too_large_or_no_http_is_refused(simulator: Station, sent:
         await asyncio.sleep(0)
     try:
         assert (await line.answer())[0] == status
-    except ConnectionResetError:
+    except (ConnectionResetError, BrokenPipeError):
         # A server that closes on unread bytes resets, and the answer may be lost on the way.
         assert status == 431
     await line.close()
@@ -185,3 +186,63 @@ async def test_it_takes_transfers_faster_than_any_engine_sends_them(simulator: S
     assert done == lanes * each
     print(f"{done / seconds:.0f} transfers/s")
     assert done / seconds > 500
+
+
+async def test_an_exception_while_handling_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    """A 400 would say that nothing was done, and money may have moved."""
+
+    def broken(_request: Request, _exchange: Exchange) -> None:
+        raise RuntimeError("after the effect")
+
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Connection(broken, set()), "127.0.0.1", 0) as server:
+        line = await Line.to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for _ in range(2):
+            line.writer.write(request("a"))
+            assert (await line.answer())[0] == 500
+        await line.close()
+    assert "after the effect" in caplog.text
+
+
+async def test_nonsense_after_a_request_does_not_replace_its_answer(simulator: Station) -> None:
+    line = await Line.to(simulator.url)
+    line.writer.write(request("a") + request("b") + b"nonsense\r\n\r\n")
+    assert [(await line.answer())[0] for _ in range(3)] == [200, 200, 400]
+    assert await line.reader.read() == b""
+    await line.close()
+
+
+async def test_an_exchange_answers_once() -> None:
+    answers = [Reply(200, b"first"), Reply(200, b"second")]
+
+    def twice(_request: Request, exchange: Exchange) -> None:
+        for reply in answers:
+            exchange.answer(reply)
+
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Connection(twice, set()), "127.0.0.1", 0) as server:
+        line = await Line.to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        line.writer.write(request("a", b"Connection: close"))
+        assert (await line.answer()) == (200, b"first")
+        line.writer.write(request("b"))
+        assert await line.reader.read() == b""
+        await line.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/stripe/v1/transfers", "/_sim/books"])
+async def test_head_is_answered_without_a_body(simulator: Station, path: str) -> None:
+    line = await Line.to(simulator.url)
+    line.writer.write(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    whole = await line.reader.read()
+    assert re.search(rb"content-length: [1-9]", whole)
+    assert whole.endswith(b"\r\n\r\n")
+    await line.close()
+
+
+@pytest.mark.parametrize("name", ["stripe", "adyen", "square", "wise"])
+def test_a_foreign_name_that_leads_here_is_refused(simulator: Station, name: str) -> None:
+    """A page that a person visits could otherwise read and move what is here, under its own name."""
+    headers = {"authorization": "Bearer sk_test", "x-api-key": "any"}
+    foreign = httpx2.get(f"{simulator.url}/{name}/v1/transfers", headers=headers | {"host": "evil.example"})
+    assert foreign.status_code == 403
+    assert httpx2.get(f"{simulator.url}/{name}/v1/transfers", headers=headers).status_code != 403

@@ -459,7 +459,7 @@ def test_a_lost_answer_to_funding_is_asked_for(wise: httpx2.Client, control: htt
 def test_a_transfer_bounces_by_plan(wise: httpx2.Client, control: httpx2.Client) -> None:
     plan(control, "wise.transfer:bounced")
     transfer_id = funded(wise)
-    advance(control, 4 * DAY)
+    advance(control, 3 * DAY + 60)
     assert status_of(wise, transfer_id) == "bounced_back"
 
 

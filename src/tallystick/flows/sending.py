@@ -23,7 +23,7 @@ import structlog
 
 from tallystick.core.idempotency import Tenant
 from tallystick.core.intent import OtherInstruction, Withheld
-from tallystick.core.provider import Answer, Charge, Instruction, Refund, Sending, Transfer, Unknown
+from tallystick.core.provider import Answer, Charge, Instruction, Refund, Refused, Sending, Transfer, Unknown
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
 from tallystick.providers.breaker import BreakerState
@@ -88,14 +88,18 @@ class Sender:
             except TallystickError as unreachable:
                 log.warning("breaker_not_cleared", reason=str(unreachable))
 
-    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | Withheld:
+    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | Withheld | Refused:
         """Make one attempt. Raises when the intent could not be committed: then nothing was sent.
 
-        Withheld: nothing was sent now, and the answer says why (`core.intent`).
+        Withheld: nothing was sent now, and the answer says why (`core.intent`). Refused: the provider cannot take it
+        in any form, and nothing was stored either.
         """
         adapter = self._providers.get(provider)
         if adapter is None:
             raise Misconfigured(f"The provider {provider!r} is not configured. Nothing was sent.")
+        refused = adapter.refusal(instruction)
+        if refused is not None:
+            return refused
         began = steady()
         asking = Asking(
             tenant=tenant,

@@ -17,6 +17,7 @@ from tallystick.core.provider import (
     Movement,
     Reachability,
     Refund,
+    Refused,
     Sending,
     Transfer,
 )
@@ -37,6 +38,9 @@ class Provider(Protocol):
     breaker: Breaker
     # Whose account it is, in plain text: an intent that was sent with one is never sent or looked up with another.
     account: str
+
+    def refusal(self, instruction: Instruction) -> Refused | None:
+        """Why it cannot even be worded: asked before anything is stored, so that what must not be kept is not."""
 
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """Create the payment under the charge's key."""

@@ -154,6 +154,13 @@ async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destina
         ("[1]", "payment_method_invalid"),
         ('{"type":', "payment_method_invalid"),
         ("two words", "payment_method_invalid"),
+        ('{"type":' + '{"a":' * 100_000, "payment_method_invalid"),
+        ('{"a":' * 11 + "1" + "}" * 11, "payment_method_invalid"),
+        ('{"type":"scheme","number":"4111111111111111"}', "raw_card_data"),
+        ('{"type":"scheme","cvc":"737"}', "raw_card_data"),
+        ('{"type":"scheme","encryptedCardNumber":"x","expiryMonth":"03"}', "raw_card_data"),
+        ('{"type":"scheme","encryptedCardNumber":"x","expiryYear":"2030"}', "raw_card_data"),
+        ('{"type":"scheme","card":[{"Card_Number":"4111111111111111"}]}', "raw_card_data"),
     ],
 )
 async def test_a_charge_without_a_payment_method_is_refused_and_nothing_is_sent(method: str | None, code: str) -> None:
@@ -161,7 +168,17 @@ async def test_a_charge_without_a_payment_method_is_refused_and_nothing_is_sent(
         answer = await adyen(server.base).charge(msgspec.structs.replace(CHARGE, payment_method=method), leave())
         assert isinstance(answer, Refused)
         assert answer.code == code
+        assert "4111" not in repr(answer)
         assert server.asked == []
+
+
+def test_an_encrypted_card_is_passed_on() -> None:
+    names = ("encryptedCardNumber", "encryptedExpiryMonth", "encryptedExpiryYear", "encryptedSecurityCode")
+    method = {"type": "scheme", "holderName": "A. Klaassen"} | dict.fromkeys(names, "adyenjs_0_1_25$x")
+    charge = msgspec.structs.replace(CHARGE, payment_method=msgspec.json.encode(method).decode())
+    written = charge_wording(charge, account())
+    assert isinstance(written, Wording)
+    assert msgspec.json.decode(written.body)["paymentMethod"] == method
 
 
 @pytest.mark.parametrize("payment_id", ["", "a/b", "a b", "a?b", "a\r\nb", "x" * 81])

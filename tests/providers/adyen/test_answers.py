@@ -12,6 +12,7 @@ from tests.providers.adyen.examples import encoded
 
 VERDICTS: dict[str, type[object]] = {"refused": Refused, "busy": Busy, "needs_person": Busy, "unknown": Unknown}
 TRANSIENT = {"transient-error": "true"}
+DEEP = b'{"errorCode":' + b"[" * 100_000
 
 
 def reply(status: int, code: str, kind: str | None, headers: dict[str, str] | None = None) -> Reply:
@@ -57,11 +58,22 @@ def test_a_transient_error_is_no_proof_that_nothing_ran(status: int) -> None:
     assert isinstance(classify(TABLE, trouble(reply(status, "000", "validation", TRANSIENT)), ()), Unknown)
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"null", b"<html>422</html>", b'{"errorCode":702}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"null", b"<html>422</html>", b'{"errorCode":702}', b"\xff\xfe", DEEP]
+)
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 503])
 def test_an_error_that_is_not_adyens_own_is_unknown(status: int, body: bytes) -> None:
     """A proxy in between may answer after the request went through."""
     assert isinstance(classify(TABLE, trouble(Reply(status, {}, body)), ()), Unknown)
+
+
+@pytest.mark.parametrize("where", ["message", "detail", "title"])
+@pytest.mark.parametrize("kind", [None, "validation"])
+def test_the_key_may_be_spoken_of_in_any_of_the_three_texts(where: str, kind: str | None) -> None:
+    """An error about the key is about an earlier request, which may have moved the money."""
+    texts = {"message": "no", "detail": "no", "title": "no"} | {where: "Idempotency key used before"}
+    body = {"errorCode": "999", **texts} | ({} if kind is None else {"errorType": kind})
+    assert isinstance(classify(TABLE, trouble(Reply(422, {}, encoded(body))), ()), Unknown)
 
 
 CERTAIN = {(400, "validation"), (422, "validation"), (400, "platform"), (422, "platform")}

@@ -1,13 +1,18 @@
 """Adyen's lists: the whole list or nothing; and the questions about one transfer and about nothing."""
 
-from datetime import timedelta
-from typing import Any
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.core.provider import (
     Absent,
     Done,
+    Exchange,
     Found,
     Instruction,
     Lookup,
@@ -16,6 +21,8 @@ from tallystick.core.provider import (
 )
 from tallystick.errors import NotOffered, ProviderUnreachable
 from tallystick.providers.adyen import Adyen
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Said
 from tests.providers.adyen.examples import (
     AMOUNT,
     CHARGE,
@@ -25,6 +32,7 @@ from tests.providers.adyen.examples import (
     TRANSFERRED,
     adyen,
     changed,
+    encoded,
 )
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, Scripted, scripted
 
@@ -44,7 +52,8 @@ async def test_a_transfer_is_found_by_our_reference() -> None:
     assert asked.query == {
         "balanceAccountId": ["BA1"],
         "createdSince": ["2026-11-15T11:50:00.000Z"],
-        "createdUntil": ["2026-11-15T12:30:00.001Z"],
+        # Ten minutes past now: Adyen's clock may be ahead of ours.
+        "createdUntil": ["2026-11-15T12:40:00.001Z"],
         "limit": ["100"],
         "reference": [REFERENCE],
     }
@@ -79,6 +88,8 @@ async def test_an_empty_list_is_absence() -> None:
         Canned(200, {"data": [changed(TRANSFERRED, amount="11.30")]}),
         Canned(200, {"data": [changed(TRANSFERRED, amount={"value": 1, "currency": "???"})]}),
         Canned(200, {"data": [], "_links": {"next": {"href": "/btl/v4/transfers"}}}),
+        Canned(200, {"data": [changed(TRANSFERRED, id="3JE\x00RI6")]}),
+        Canned(200, b'{"data":' + b"[" * 100_000),
         Canned(200, {"data": []}, cut=50),
         Canned(401, b"{}"),
         Canned(404, {"data": []}),
@@ -126,6 +137,42 @@ async def test_more_than_half_a_year_is_listed_in_spans() -> None:
     assert len(spans) == 3
     assert spans[0][1] > spans[1][0]
     assert spans[2][1] == "2026-11-15T12:30:00.001Z"
+
+
+@given(
+    edges=st.lists(st.integers(0, 5_000_000), min_size=3, max_size=3).map(sorted),
+    born=st.lists(st.integers(0, 5_000_000), max_size=8),
+    printed=st.sampled_from(["seconds", "milliseconds", "microseconds"]),
+)
+def test_spans_that_follow_each_other_list_each_movement_once(
+    edges: list[int], born: list[int], printed: Literal["seconds", "milliseconds", "microseconds"]
+) -> None:
+    """Whatever the precision in which Adyen prints the times that it filters by."""
+    times = [FIRST_SENT_AT + timedelta(microseconds=each) for each in born]
+
+    async def ask(method: str, path: str) -> Said:
+        query = parse_qs(urlsplit(path).query)
+        start, end = (datetime.fromisoformat(query[f"created{which}"][0]) for which in ("Since", "Until"))
+        found = [
+            changed(TRANSFERRED, id=f"T{number}", creationDate=at.isoformat(timespec=printed))
+            for number, at in enumerate(times)
+            if start <= at <= end
+        ]
+        return Said(Reply(200, {}, encoded({"data": found})), Exchange(asked=f"{method} {path}", status=200))
+
+    async def listed() -> list[str]:
+        provider = adyen()
+        provider._platform.ask = ask  # type: ignore[method-assign, assignment]
+        first, second, third = (FIRST_SENT_AT + timedelta(microseconds=each) for each in edges)
+        return [
+            each.id
+            for since, until in ((first, second), (second, third))
+            async for each in provider.movements(since=since, until=until)
+        ]
+
+    begin, end = edges[0] // 1_000_000, edges[2] // 1_000_000
+    expected = [f"T{number}" for number, at in enumerate(born) if begin <= at // 1_000_000 < end]
+    assert sorted(asyncio.run(listed())) == sorted(expected)
 
 
 @pytest.mark.parametrize(

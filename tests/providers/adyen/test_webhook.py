@@ -266,7 +266,65 @@ def test_without_a_secret_nothing_is_believed() -> None:
     )
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"null", b"[]", b"<html>", b'{"notificationItems":[]}', b"\xff"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pspReference": "79\x0014"},
+        {"pspReference": "79 14"},
+        {"pspReference": "79\x0014", "eventCode": "REPORT_AVAILABLE"},
+        {"eventCode": "REP\x00ORT"},
+        {"success": "tr\x00ue"},
+    ],
+)
+def test_an_item_that_no_row_can_hold_is_not_believed(fields: dict[str, Any]) -> None:
+    assert forged(standard(signed(ITEM | fields))) == "unreadable"
+
+
+def test_a_report_is_named_by_its_file() -> None:
+    (event,) = received(standard(signed(ITEM | {"eventCode": "REPORT_AVAILABLE", "pspReference": "batch 1.csv"})))
+    assert event.object_id == "batch 1.csv"
+
+
+def test_a_reference_that_no_row_can_hold_is_none_of_ours() -> None:
+    (event,) = received(standard(signed(ITEM | {"merchantReference": "a\x00b", "originalReference": "c\x00d"})))
+    assert event.movement is not None
+    assert (event.movement.reference, event.movement.parent) == ("", "")
+    body = transfer_body(reference="a\x00b")
+    (event,) = received(body, platform(body))
+    assert event.movement is not None
+    assert event.movement.reference == ""
+
+
+@pytest.mark.parametrize("fields", [{"id": "3JE\x00RI6"}, {"id": ""}, {"id": "../x"}])
+def test_a_transfer_without_an_id_of_adyens_is_not_believed(fields: dict[str, Any]) -> None:
+    body = transfer_body(**fields)
+    assert forged(body, platform(body)) == "unreadable"
+
+
+def test_another_object_with_an_odd_id_is_an_event_about_no_object() -> None:
+    body = encoded({"type": "balancePlatform.other", "data": {"id": "a\x00b"}})
+    (event,) = received(body, platform(body))
+    assert event.object_id == ""
+    odd = encoded({"type": "balance\x00Platform", "data": {}})
+    assert forged(odd, platform(odd)) == "unreadable"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"[]",
+        b"<html>",
+        b'{"notificationItems":[]}',
+        b"\xff",
+        # Deeper than the decoder goes; whoever sends it needs no key.
+        b"[" * 100_000,
+        b'{"notificationItems":' + b"[" * 100_000,
+        b'{"notificationItems":[{"NotificationRequestItem":{"a":' + b"[" * 900 + b"]" * 900 + b"}}]}",
+    ],
+)
 def test_a_body_that_is_no_notification_is_a_forgery(body: bytes) -> None:
     assert forged(body) == "unreadable"
     assert forged(body, platform(body)) == "unreadable"

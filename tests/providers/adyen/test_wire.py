@@ -56,6 +56,8 @@ CALLS: list[tuple[Instruction, dict[str, Any], int]] = [
     (REFUND, REFUNDED, 201),
     (TRANSFER, TRANSFERRED, 202),
 ]
+# Deeper than the decoder goes.
+DEEP = b'{"action":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 EVERY_CALL = pytest.mark.parametrize(("instruction", "reply", "status"), CALLS, ids=["charge", "refund", "transfer"])
 
 
@@ -168,7 +170,18 @@ async def test_a_transfer_inside_the_platform_has_no_priority() -> None:
 @EVERY_CALL
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"null", b"[]", b'"ok"', b"<html>ok</html>", b'{"pspReference":"PSP1"', b"\xff\xfe", b"[accepted]"],
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"[]",
+        b'"ok"',
+        b"<html>ok</html>",
+        b'{"pspReference":"PSP1"',
+        b"\xff\xfe",
+        b"[accepted]",
+        DEEP,
+    ],
 )
 async def test_a_success_that_cannot_be_read_is_unknown(
     instruction: Instruction, reply: dict[str, Any], status: int, body: bytes
@@ -186,6 +199,15 @@ async def test_a_success_that_cannot_be_read_is_unknown(
         (CHARGE, PAYMENT, {"pspReference": None}),
         (CHARGE, PAYMENT, {"pspReference": ""}),
         (CHARGE, PAYMENT, {"pspReference": 7}),
+        (CHARGE, PAYMENT, {"pspReference": "PSP\x001"}),
+        (CHARGE, PAYMENT, {"pspReference": "../PSP1"}),
+        (CHARGE, PAYMENT, {"resultCode": "Autho\x00rised"}),
+        (REFUND, REFUNDED, {"pspReference": "PSP\x002"}),
+        (REFUND, REFUNDED, {"pspReference": "PSP 2"}),
+        (REFUND, REFUNDED, {"status": "rec\x00eived"}),
+        (TRANSFER, TRANSFERRED, {"id": "3JE\x00RI6"}),
+        (TRANSFER, TRANSFERRED, {"id": "3JE/RI6"}),
+        (TRANSFER, TRANSFERRED, {"status": "rec\x00eived"}),
         (CHARGE, PAYMENT, {"resultCode": None}),
         (CHARGE, PAYMENT, {"amount": {"value": "1130", "currency": "EUR"}}),
         (CHARGE, PAYMENT, {"amount": {"value": 1130.0, "currency": "EUR"}}),
@@ -310,6 +332,30 @@ async def test_what_the_customer_needs_is_kept_and_not_shown() -> None:
     assert "checkout.example" not in repr(answer)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"merchantReference": "another"},
+        {"amount": {"value": 1, "currency": "EUR"}},
+        {"pspReference": ""},
+        {"pspReference": 7},
+        {"resultCode": None},
+        {"resultCode": "Refused"},
+    ],
+)
+@pytest.mark.parametrize("status", [200, 302])
+async def test_what_the_customer_needs_is_not_shown_by_an_answer_that_cannot_be_used(
+    fields: dict[str, Any], status: int
+) -> None:
+    action = {"type": "redirect", "url": "https://checkout.example/pay?d=1", "data": {"MD": "his-session"}}
+    reply = changed(PAYMENT, **({"resultCode": "RedirectShopper", "action": action} | fields))
+    answer, _ = await answered(CHARGE, Canned(status, reply))
+    assert isinstance(answer, Unknown | Refused)
+    assert len(answer.evidence) == 1
+    assert "checkout.example" not in repr(answer)
+    assert "his-session" not in repr(answer)
+
+
 @pytest.mark.parametrize("status", ["refused", "failed", "cancelled"])
 async def test_a_transfer_that_is_refused_at_once_is_refused(status: str) -> None:
     answer, _ = await answered(TRANSFER, Canned(200, changed(TRANSFERRED, status=status, reason="notEnoughBalance")))
@@ -385,6 +431,19 @@ def test_no_success_that_was_made_up_passes_for_a_payment(body: bytes, status: i
         transfer_answer(said, transfer),
     ):
         assert isinstance(answer, Unknown)
+
+
+@pytest.mark.parametrize(
+    ("base", "where"),
+    [
+        ("https://1797a841fbb37ca7-Acme-checkout-live.adyenpayments.com/checkout/v72", "live"),
+        ("https://checkout-test.adyen.com/v72", "test"),
+        ("https://checkout-test.adyen.com/not-live/v72", "test"),
+        ("http://127.0.0.1:1", "test"),
+    ],
+)
+def test_an_adapter_names_whose_account_it_is(base: str, where: str) -> None:
+    assert Adyen(msgspec.structs.replace(account(), api_base=base)).account == f"TestMerchant/BA1 {where}"
 
 
 def test_secrets_are_shown_nowhere() -> None:

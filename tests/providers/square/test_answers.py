@@ -4,7 +4,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from square.types.error_category import ErrorCategory
 from square.types.error_code import ErrorCode
@@ -67,6 +67,7 @@ def test_a_server_error_never_refuses_whatever_its_code(status: int, category: s
     assert answer.server_error
 
 
+@example(status=402, body=b'{"x":' + b"[" * 100_000)
 @given(status=st.integers(400, 599), body=st.binary(max_size=200))
 def test_a_body_that_cannot_be_read_leaves_the_status_to_speak(status: int, body: bytes) -> None:
     answer = meaning(Reply(status, {}, body), EVIDENCE)

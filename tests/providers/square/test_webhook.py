@@ -12,6 +12,7 @@ from square.utils.webhooks_helper import verify_signature
 
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
+from tallystick.errors import Misconfigured
 from tallystick.providers.square import Square, webhook
 from tests.providers.scripted import NOW
 from tests.providers.square import samples
@@ -109,6 +110,13 @@ def test_two_headers_are_ambiguous_even_when_both_are_right() -> None:
     assert forged(header(), (NAME.upper(), header()[1])) == "signature_ambiguous"
 
 
+@pytest.mark.parametrize("secrets", [("",), ("  ",), ("\n",), (SECRET, "")])
+def test_an_empty_secret_is_a_wrong_setting(secrets: tuple[str, ...]) -> None:
+    """With it anybody can sign."""
+    with pytest.raises(Misconfigured, match="webhook secret"):
+        endpoint(*secrets)
+
+
 def test_without_a_secret_or_an_address_nothing_is_believed() -> None:
     assert forged(header(secret=""), secrets=()) == "no_secret"
     assert forged(header(url=""), url="") == "no_secret"
@@ -148,6 +156,10 @@ def test_no_time_is_signed_so_an_old_one_is_told_by_its_id_alone() -> None:
         msgspec.json.encode(samples.event("payment", samples.payment(status=None))),
         msgspec.json.encode(samples.event("payment", samples.payment(created_at="2026-11-15T12:00:00"))),
         msgspec.json.encode(samples.event("payout", samples.payout(id=""))),
+        msgspec.json.encode(samples.event("payout", samples.payout(), type="a\0b")),
+        msgspec.json.encode(samples.event("payout", samples.payout(status="a\0b"))),
+        b"[" * 100_000,
+        b'{"event_id":"e1","type":"a","data":{"object":{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}}}",
     ],
 )
 def test_what_is_signed_and_cannot_be_read_is_not_passed_over(body: bytes) -> None:
@@ -174,6 +186,7 @@ def test_an_event_of_another_kind_is_told_without_a_movement(thing: dict[str, ob
         ("payment", samples.payment(version_token="v1"), samples.payment(version_token="v2")),
         ("refund", samples.refund(status="PENDING"), samples.refund(status="COMPLETED")),
         ("payout", samples.payout(version=1), samples.payout(version=2)),
+        ("dispute", {"id": "d1", "state": "WON", "x": [1]}, {"id": "d1", "state": "WON", "x": [2]}),
     ],
 )
 def test_a_change_has_one_key_however_often_it_is_told(
@@ -184,3 +197,15 @@ def test_a_change_has_one_key_however_often_it_is_told(
 
     assert key(before, "one") == key(before, "two")
     assert key(before, "one") != key(after, "one")
+
+
+def test_an_object_of_another_kind_has_one_change_key_however_it_is_written() -> None:
+    """The search is spaced otherwise than a webhook."""
+    spaced = b'{"event_id":"e1","type":"a","data":{"id":"d","object":{"dispute": { "id": "d", "x": [1] }}}}'
+    turned = b'{"event_id":"e2","type":"a","data":{"id":"d","object":{"dispute":{"x":[1],"id":"d"}}}}'
+    assert webhook.parse(spaced).change_key == webhook.parse(turned).change_key
+
+
+def test_events_that_hold_nothing_are_not_held_to_tell_of_one_change() -> None:
+    one, two = (webhook.parse(b'{"event_id":"%b","type":"a","data":{"id":"d"}}' % each) for each in (b"e1", b"e2"))
+    assert one.change_key != two.change_key

@@ -145,6 +145,7 @@ UNREADABLE: list[object] = [
     b"[]",
     b"null",
     b"<html><body>Bad gateway</body></html>",
+    b'{"x":' + b"[" * 100_000,
     b"\xff\xfe\x00",
     msgspec.json.encode(made_for(CHARGE))[:-20],
     samples.payment(),

@@ -1,14 +1,20 @@
 """Stripe's books and events, listed to the end or not at all."""
 
+from collections.abc import AsyncIterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.core.provider import EventPage, Movement
 from tallystick.errors import Misconfigured, ProviderUnreachable
 from tallystick.providers.stripe import Stripe, listing
+from tallystick.providers.stripe.objects import Page
+from tallystick.providers.stripe.request import Pairs
 from tests.providers.scripted import NOW, Asked, Canned, scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import listed
@@ -61,6 +67,89 @@ async def test_two_spans_that_meet_inside_a_second_share_nothing_and_miss_nothin
     assert ends == starts
 
 
+async def test_what_is_made_later_in_the_last_second_is_in_the_next_span() -> None:
+    """Its time is cut off to the second, and the first span was read before it was there."""
+    until = NOW + timedelta(milliseconds=250)
+    born = samples.transfer(created=int(NOW.timestamp()))
+    answers = [EMPTY] * 6 + [Canned(200, listed(born)), EMPTY]
+    async with scripted(*answers) as server:
+        stripe = samples.adapter(server.base)
+        assert [each async for each in stripe.movements(since=SINCE, until=until)] == []
+        later = [each.id async for each in stripe.movements(since=until, until=NOW + timedelta(hours=1))]
+        asked = server.asked[6]
+    assert later == ["tr_1"]
+    assert int(asked.query["created[gte]"][0]) <= born["created"] < int(asked.query["created[lt]"][0])
+
+
+@given(
+    bounds=st.lists(st.integers(0, 9_000_000), min_size=2, max_size=6, unique=True).map(sorted),
+    created=st.lists(st.integers(-2, 11), max_size=8),
+)
+async def test_spans_that_meet_list_each_movement_exactly_once(bounds: list[int], created: list[int]) -> None:
+    """Whatever the fractions of a second they meet at."""
+    start = int(NOW.timestamp())
+    made = {f"tr_{number}": start + each for number, each in enumerate(created)}
+
+    async def pages(_line: object, path: str, span: Pairs, **_options: object) -> AsyncIterator[tuple[Page, None]]:
+        first, end = (int(dict(span)[name]) for name in ("created[gte]", "created[lt]"))
+        items = [samples.transfer(id=name, created=at) for name, at in made.items() if first <= at < end]
+        if path == "/v1/transfers":
+            data = [msgspec.Raw(msgspec.json.encode(each)) for each in items]
+            yield Page(object="list", data=data, has_more=False), None
+
+    ends = [NOW + timedelta(microseconds=each) for each in bounds]
+    found: list[str] = []
+    stripe = samples.adapter("http://127.0.0.1:1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "pages", pages)
+        for since, until in pairwise(ends):
+            found += [each.id async for each in stripe.movements(since=since, until=until)]
+    first, end = (int(each.timestamp()) for each in (ends[0], ends[-1]))
+    assert sorted(found) == sorted(name for name, at in made.items() if first <= at < end)
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"),
+    [
+        (samples.payment_intent(id="pi_9", amount=None), "pi_9"),
+        (samples.payment_intent(id="pi_9", currency="bgn"), "pi_9"),
+        (samples.payment_intent(id="pi_9", status="a\0b"), "pi_9"),
+        ({"object": "charge", "id": "ch_9"}, "ch_9"),
+        ({"object": "payment_intent"}, "without an id"),
+    ],
+)
+async def test_one_odd_object_hides_no_other_and_is_named_at_the_end(odd: dict[str, Any], name: str) -> None:
+    answers = [
+        listed(samples.payment_intent(id="pi_2"), odd, samples.payment_intent(id="pi_1")),
+        listed(samples.refund()),
+        listed(samples.transfer()),
+        listed(samples.payout()),
+        listed(samples.payout(id="po_2"), samples.payout(id="po_3", currency="bgn")),
+    ]
+    found: list[str] = []
+    async with scripted(*(Canned(200, each) for each in answers)) as server:
+        stripe = samples.adapter(server.base, connected_accounts=("acct_1",))
+        with pytest.raises(ProviderUnreachable) as raised:
+            async for each in stripe.movements(since=SINCE, until=NOW):
+                found += [each.id]
+    assert found == ["pi_2", "pi_1", "re_1", "tr_1", "po_1", "acct_1/po_2"]
+    assert f"charge {name} (" in str(raised.value)
+    assert "payout acct_1/po_3 (its currency is none that we know)" in str(raised.value)
+
+
+async def test_not_more_odd_objects_are_named_than_a_person_reads() -> None:
+    odd = [samples.payment_intent(id=f"pi_{number}", amount=None) for number in range(25)]
+    async with scripted(Canned(200, listed(*odd)), *[EMPTY] * 3) as server:
+        with pytest.raises(ProviderUnreachable, match=r"pi_19 \(.*\) and 5 more"):
+            await movements(samples.adapter(server.base))
+
+
+async def test_a_refund_without_a_status_is_listed_as_one_still_open() -> None:
+    async with scripted(EMPTY, Canned(200, listed(samples.refund(status=None))), EMPTY, EMPTY) as server:
+        (found,) = await movements(samples.adapter(server.base))
+    assert (found.id, found.state, found.status) == ("re_1", "moving", "")
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -70,9 +159,7 @@ async def test_two_spans_that_meet_inside_a_second_share_nothing_and_miss_nothin
         Canned(200, b"{}"),
         Canned(200, b"<html>"),
         Canned(200, listed(more=True)),
-        Canned(200, listed(samples.payment_intent(amount=None))),
-        Canned(200, listed(samples.payment_intent(currency="xyz"))),
-        Canned(200, listed({"object": "charge", "id": "ch_1"})),
+        Canned(200, b"[" * 100_000),
     ],
 )
 async def test_half_a_list_does_not_pass_for_the_whole(broken: Canned) -> None:
@@ -203,13 +290,68 @@ async def test_a_forgotten_cursor_starts_from_the_oldest() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [Canned(cut=0), Canned(500), Canned(401), Canned(400), Canned(200, b"{}"), Canned(200, listed({"id": "evt_1"}))],
+    [
+        Canned(cut=0),
+        Canned(500),
+        Canned(401),
+        Canned(400),
+        Canned(200, b"{}"),
+        Canned(200, b"[" * 100_000),
+        Canned(200, listed({"object": "event"}, more=True)),
+    ],
 )
 @pytest.mark.parametrize("cursor", [None, "", "evt_1"])
-async def test_events_that_cannot_be_read_are_not_skipped(broken: Canned, cursor: str | None) -> None:
+async def test_a_list_of_events_that_cannot_be_read_is_not_skipped(broken: Canned, cursor: str | None) -> None:
     async with scripted(broken) as server:
         with pytest.raises(ProviderUnreachable):
             await samples.adapter(server.base).events(cursor=cursor, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "object_id"),
+    [
+        (samples.event(samples.payment_intent(currency="bgn"), id="evt_2"), "payout.failed", "pi_1"),
+        (samples.event(samples.payout(status=None), id="evt_2", account="acct_1"), "payout.failed", "acct_1/po_1"),
+        (samples.event(samples.transfer(amount="1"), id="evt_2", created=10**30), "payout.failed", "tr_1"),
+        (samples.event(samples.payout(), id="evt_2", type="a\0b"), "unreadable", "po_1"),
+        (samples.event({"object": "plan", "id": "a\0b"}, id="evt_2"), "payout.failed", ""),
+        ({"id": "evt_2"}, "unreadable", ""),
+        ({"id": "evt_2", "type": 7, "created": "x", "data": []}, "unreadable", ""),
+    ],
+)
+@pytest.mark.parametrize("cursor", [None, "evt_1"])
+async def test_an_event_that_cannot_be_read_is_told_and_the_stream_goes_on(
+    odd: dict[str, Any], kind: str, object_id: str, cursor: str | None
+) -> None:
+    after = samples.event(samples.payout(), id="evt_3")
+    async with scripted(Canned(200, listed(after, odd))) as server:
+        page = await samples.adapter(server.base).events(cursor=cursor, now=NOW)
+    first, second = page.events
+    assert (first.dedup_key, first.type, first.object_id, first.movement) == ("evt_2", kind, object_id, None)
+    assert msgspec.json.decode(first.body) == odd
+    assert second.movement is not None
+    assert page.cursor == "evt_3"
+
+
+async def test_an_event_without_an_id_is_told_again_until_a_newer_one_came() -> None:
+    odd = {"object": "event", "type": "payout.paid"}
+    one, two = (samples.event(samples.payout(), id=each) for each in ("evt_1", "evt_2"))
+    answers = [listed(odd, one), listed(odd), listed(two, odd)]
+    async with scripted(*(Canned(200, each) for each in answers)) as server:
+        stripe = samples.adapter(server.base)
+        first = await stripe.events(cursor=None, now=NOW)
+        second = await stripe.events(cursor=first.cursor, now=NOW)
+        third = await stripe.events(cursor=second.cursor, now=NOW)
+    assert [each.cursor for each in (first, second, third)] == ["evt_1", "evt_1", "evt_2"]
+    assert first.events[1].dedup_key.startswith("sha256:")
+    assert first.events[1] == second.events[0] == third.events[0]
+
+
+async def test_a_refund_event_without_a_status_says_that_it_is_still_open() -> None:
+    async with scripted(Canned(200, listed(samples.event(samples.refund(status=None), "refund.created")))) as server:
+        (event,) = (await samples.adapter(server.base).events(cursor=None, now=NOW)).events
+    assert event.movement is not None
+    assert event.movement.state == "moving"
 
 
 def test_a_connected_account_that_is_none_is_a_wrong_setting() -> None:

@@ -13,6 +13,7 @@ from stripe import WebhookSignature
 
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
+from tallystick.errors import Misconfigured
 from tallystick.providers.stripe import Stripe, webhook
 from tests.providers.stripe import samples
 
@@ -159,6 +160,13 @@ def test_two_headers_are_ambiguous_even_when_both_are_right() -> None:
     assert forged(header(), header()) == "signature_ambiguous"
 
 
+@pytest.mark.parametrize("secrets", [("",), ("  ",), ("\n",), (SECRET, "")])
+def test_an_empty_secret_is_a_wrong_setting(secrets: tuple[str, ...]) -> None:
+    """With it anybody can sign."""
+    with pytest.raises(Misconfigured, match="webhook secret"):
+        endpoint(*secrets)
+
+
 def test_without_a_secret_nothing_is_believed() -> None:
     assert forged(header(secret=""), secrets=()) == "no_secret"
 
@@ -186,6 +194,11 @@ def test_a_body_of_a_megabyte_is_the_largest() -> None:
         msgspec.json.encode(samples.event(samples.payout(currency="xyz"))),
         msgspec.json.encode(samples.event(samples.payout(status=None))),
         msgspec.json.encode(samples.event(samples.payout(), created=10**30)),
+        msgspec.json.encode(samples.event(samples.payout(), type="a\0b")),
+        msgspec.json.encode(samples.event(samples.payout(status="a\0b"))),
+        b"[" * 100_000,
+        b'{"id":"evt_1","type":"a","created":1,"data":{"object":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_002,
+        b'{"id":"evt_1","type":"a","created":1,"data":{"object":{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}}}",
     ],
 )
 def test_what_is_signed_and_cannot_be_read_is_not_passed_over(body: bytes) -> None:
@@ -222,11 +235,23 @@ def test_two_events_about_one_change_share_its_key() -> None:
         (samples.refund(status="pending"), samples.refund(status="succeeded")),
         (samples.transfer(amount_reversed=0), samples.transfer(amount_reversed=10)),
         (samples.payment_intent(latest_charge="ch_1"), samples.payment_intent(latest_charge="ch_2")),
+        (
+            {"object": "charge", "id": "ch_1", "status": "succeeded", "amount_refunded": 100},
+            {"object": "charge", "id": "ch_1", "status": "succeeded", "amount_refunded": 200},
+        ),
+        ({"object": "balance", "available": [{"amount": 1}]}, {"object": "balance", "available": [{"amount": 2}]}),
     ],
 )
 def test_two_changes_of_one_object_do_not(before: dict[str, Any], after: dict[str, Any]) -> None:
     one, two = (webhook.parse(msgspec.json.encode(samples.event(each, "x.updated"))) for each in (before, after))
     assert one.change_key != two.change_key
+
+
+def test_an_object_of_another_kind_has_one_change_key_however_it_is_written() -> None:
+    """The list of events is spaced otherwise than a webhook."""
+    spaced = b'{"id":"evt_1","type":"a","created":1,"data":{"object":{ "object": "charge", "id": "ch_1", "x": [1] }}}'
+    turned = b'{"id":"evt_2","type":"a","created":2,"data":{"object":{"x":[1],"id":"ch_1","object":"charge"}}}'
+    assert webhook.parse(spaced).change_key == webhook.parse(turned).change_key
 
 
 def test_verification_takes_less_than_20_microseconds() -> None:

@@ -216,6 +216,7 @@ UNREADABLE: list[object] = [
     b"true",
     b'"tr_1"',
     b"<html><body>Bad gateway</body></html>",
+    b'{"x":' + b"[" * 100_000,
     b"\xff\xfe\x00",
     msgspec.json.encode(reply_to(TRANSFER))[:-20],
     reply_to(TRANSFER, id=""),

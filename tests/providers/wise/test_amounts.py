@@ -114,6 +114,7 @@ def test_what_is_no_amount_is_refused(amount_micros: int, currency: str, code: s
         msgspec.json.encode(NEW_RECIPIENT | {"type": 7}).decode(),
         msgspec.json.encode(NEW_RECIPIENT | {"currency": "USD"}).decode(),
         msgspec.json.encode(NEW_RECIPIENT | {"profile": 101}).decode(),
+        '{"type":"iban","accountHolderName":"A","details":' + '{"a":' * 100_000,
     ],
 )
 async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destination: str) -> None:

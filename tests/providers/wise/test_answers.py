@@ -57,7 +57,9 @@ def test_no_error_of_a_funding_is_final(status: int) -> None:
         assert isinstance(classify(TABLE, trouble(came, "funding"), ()), Unknown)
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"<html>", b'{"errors":[]}', b'{"errors":[{}]}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"<html>", b'{"errors":[]}', b'{"errors":[{}]}', b"\xff", b"[" * 100_000]
+)
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500])
 def test_an_error_that_is_not_wises_own_is_unknown(status: int, body: bytes) -> None:
     assert isinstance(classify(TABLE, trouble(Reply(status, {}, body), "making"), ()), Unknown)

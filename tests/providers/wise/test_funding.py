@@ -4,7 +4,6 @@ import pytest
 
 from tallystick.core.provider import (
     Answer,
-    Busy,
     Done,
     Refused,
     Unknown,
@@ -13,11 +12,22 @@ from tests.providers.scripted import Canned
 from tests.providers.wise.examples import (
     FUNDED,
     MADE,
+    QUOTE_ID,
     QUOTED,
     REJECTED,
     made,
 )
-from tests.providers.wise.saga_script import CANCELLING, FAULT, FUNDING, LOOKING, MAKING, QUOTING, UNREADABLE, answered
+from tests.providers.wise.saga_script import (
+    CANCELLING,
+    FAULT,
+    FUNDING,
+    LOOKING,
+    MAKING,
+    NONE_LISTED,
+    QUOTING,
+    UNREADABLE,
+    answered,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +55,27 @@ async def test_a_funding_that_does_not_say_completed_is_unknown(funding: Canned)
     assert calls == [QUOTING, MAKING, FUNDING]
 
 
-async def test_a_challenge_leaves_the_transfer_unfunded_for_a_person() -> None:
+async def test_a_challenge_leaves_the_transfer_for_a_person_who_may_fund_it_so_it_is_unknown() -> None:
     answer, calls, _ = await answered(QUOTED, made(), Canned(403, b"", {"x-2fa-approval": "one-time-token"}))
-    assert isinstance(answer, Busy)
-    assert (answer.code, answer.needs_person) == ("sca_required", True)
+    assert isinstance(answer, Unknown)
+    assert answer.code == "sca_required"
+    assert "A person must approve its funding at Wise" in answer.message
     assert calls == [QUOTING, MAKING, FUNDING]
     assert "one-time-token" not in repr(answer)
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"), [(401, "let our API key fund"), (403, "let our API key fund"), (429, "did not fund it")]
+)
+async def test_a_funding_that_is_turned_away_leaves_a_fundable_transfer_so_it_is_unknown(
+    status: int, wanted: str
+) -> None:
+    answer, calls, _ = await answered(QUOTED, made(), Canned(status, b""))
+    assert isinstance(answer, Unknown)
+    assert answer.code == f"status_{status}"
+    assert wanted in answer.message
+    assert "16521632" in answer.message
+    assert calls == [QUOTING, MAKING, FUNDING]
 
 
 async def test_a_rejected_funding_is_refused_only_when_the_transfer_is_cancelled() -> None:
@@ -58,6 +83,30 @@ async def test_a_rejected_funding_is_refused_only_when_the_transfer_is_cancelled
     assert isinstance(answer, Refused)
     assert answer.code == "balance.insufficient-funds"
     assert calls == [QUOTING, MAKING, FUNDING, LOOKING, CANCELLING]
+
+
+@pytest.mark.parametrize(
+    ("number", "quote"),
+    [(2, QUOTE_ID), (1, "an-earlier-quote"), (1, None), (2, "an-earlier-quote")],
+)
+async def test_a_rejected_transfer_that_another_send_may_be_funding_is_not_cancelled(
+    number: int, quote: str | None
+) -> None:
+    """Its funding may arrive between the look and the cancelling, and be told Done."""
+    answer, calls, _ = await answered(
+        QUOTED, made(quoteUuid=quote), Canned(201, REJECTED), made(quoteUuid=quote), number=number
+    )
+    assert isinstance(answer, Unknown)
+    assert answer.code == "funding_rejected"
+    assert calls == [QUOTING, MAKING, FUNDING, LOOKING]
+
+
+async def test_a_rejected_transfer_that_was_found_is_not_cancelled() -> None:
+    found = Canned(200, [MADE | {"quoteUuid": "an-earlier-quote"}])
+    answer, calls, _ = await answered(QUOTED, Canned(409, FAULT), found, NONE_LISTED, Canned(201, REJECTED), made())
+    assert isinstance(answer, Unknown)
+    assert answer.code == "funding_rejected"
+    assert calls[-1] == LOOKING
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS, PKCS1v1
 
 from tallystick.core.provider import Event, Forged
 from tallystick.errors import Misconfigured
-from tests.providers.wise.examples import wise
+from tallystick.providers.wise import Wise
+from tests.providers.wise.examples import account, wise
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 # Wise's own sample (docs/providers.md 7): its sandbox key, a body, its signature.
@@ -39,6 +40,11 @@ SIGNATURE = (
     "ookYLQ=="
 )
 SIGNED = [("X-Signature-SHA256", SIGNATURE)]
+
+
+def sampled() -> Wise:
+    """The profile of Wise's own sample."""
+    return Wise(msgspec.structs.replace(account("http://127.0.0.1:1", SANDBOX_KEY), profile_id="16055450"))
 
 
 @lru_cache
@@ -81,7 +87,9 @@ def forged(body: bytes, headers: list[tuple[str, str]], *keys: str) -> str:
 
 
 def test_wises_own_sample_verifies() -> None:
-    event = received(BODY, SIGNED, SANDBOX_KEY)
+    came = sampled().receive(SIGNED, BODY, now=NOW)
+    assert not isinstance(came, Forged)
+    (event,) = came
     assert (event.type, event.object_id) == ("transfers#state-change", "49983981")
     assert event.dedup_key == "transfers#state-change:49983981:incoming_payment_waiting:2021-08-23T10:12:50Z"
     assert event.occurred_at == datetime(2021, 8, 23, 10, 12, 50, tzinfo=UTC)
@@ -116,10 +124,37 @@ def test_an_unknown_event_is_an_event() -> None:
     assert events[0].movement is None
 
 
-def test_a_test_notification_is_about_nothing() -> None:
+def test_two_changes_of_one_moment_without_a_state_are_two() -> None:
+    """Such as two movements of one balance in one second."""
+    bodies = [
+        msgspec.json.encode(
+            {
+                "data": {"resource": {"id": 5, "profile_id": 102}, "amount": n, "occurred_at": "2026-11-15T11:59:00Z"},
+                "event_type": "balances#update",
+            }
+        )
+        for n in (10, 99)
+    ]
+    one, two = (received(body, signed(body)) for body in bodies)
+    assert one.dedup_key != two.dedup_key
+    assert one.object_id == two.object_id == "5"
+
+
+def test_a_header_that_nobody_signed_changes_nothing() -> None:
     body = state_change()
-    event = received(body, [*signed(body), ("X-Test-Notification", "true")])
-    assert (event.type, event.object_id, event.movement) == ("transfers#state-change", "", None)
+    assert received(body, [*signed(body), ("X-Test-Notification", "true")]) == received(body, signed(body))
+
+
+@pytest.mark.parametrize("profile", [103, "103", 0, "", -102])
+def test_a_genuine_webhook_of_another_profile_is_not_ours(profile: int | str) -> None:
+    body = state_change(resource={"id": 7, "profile_id": profile, "type": "transfer"})
+    assert forged(body, signed(body)) == "other_account"
+
+
+@pytest.mark.parametrize("resource", [{"id": 7, "profile_id": "102"}, {"id": 7, "profile_id": None}, {"id": 7}])
+def test_a_webhook_that_names_our_profile_or_none_is_ours(resource: dict[str, Any]) -> None:
+    body = state_change(resource=resource)
+    assert received(body, signed(body)).object_id == "7"
 
 
 def test_every_byte_is_signed() -> None:
@@ -178,7 +213,17 @@ def test_without_a_key_nothing_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"null", b"<html>", b'{"event_type":1,"data":{}}', b'{"event_type":"x","data":[]}']
+    "body",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"<html>",
+        b'{"event_type":1,"data":{}}',
+        b'{"event_type":"x","data":[]}',
+        b"[" * 100_000,
+        b'{"event_type":"x","data":{"deep":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    ],
 )
 def test_a_signed_body_that_cannot_be_read_is_refused(body: bytes) -> None:
     assert forged(body, signed(body)) == "unreadable"
@@ -186,7 +231,7 @@ def test_a_signed_body_that_cannot_be_read_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("days", [-3650, -1, 1, 3650])
 def test_the_clock_decides_nothing_because_no_time_is_signed_apart(days: int) -> None:
-    provider = wise("http://127.0.0.1:1", SANDBOX_KEY)
+    provider = sampled()
     assert not isinstance(provider.receive(SIGNED, BODY, now=NOW + timedelta(days=days)), Forged)
 
 

@@ -40,7 +40,9 @@ from tests.providers.wise.saga_script import (
     FUNDING,
     MAKING,
     NEW,
+    NONE_LISTED,
     QUOTING,
+    SEARCHING,
     UNREADABLE,
     answered,
 )
@@ -146,9 +148,10 @@ async def test_a_blocked_quote_needs_a_person() -> None:
 async def test_before_the_transfer_nothing_can_have_moved(
     before: tuple[Canned, ...], broken: Canned, kind: type[Answer], *, needs_person: bool | None
 ) -> None:
-    answer, calls, _ = await answered(*before, broken, transfer=NEW)
+    answer, calls, _ = await answered(*before, broken, NONE_LISTED, transfer=NEW)
     assert isinstance(answer, kind)
-    assert len(calls) == len(before) + 1
+    # What is refused is refused for ever, so it is looked whether an earlier send went further.
+    assert len(calls) == len(before) + (2 if kind is Refused else 1)
     if isinstance(answer, Busy):
         assert answer.needs_person is needs_person
 
@@ -210,11 +213,53 @@ async def test_a_transfer_of_something_else_is_unknown_and_not_funded(fields: di
 async def test_errors_of_the_making_are_by_the_table(broken: Canned, kind: type[Answer], code: str) -> None:
     if code == "unanswered":
         broken = msgspec.structs.replace(broken, cut=40)
-    answer, calls, _ = await answered(QUOTED, broken)
+    answer, calls, _ = await answered(QUOTED, broken, NONE_LISTED)
     assert isinstance(answer, kind)
     assert not isinstance(answer, Done)
     assert answer.code == code
-    assert calls == [QUOTING, MAKING]
+    assert calls == [QUOTING, MAKING, *([SEARCHING] if kind is Refused else [])]
+
+
+REFUSED_HERE = pytest.mark.parametrize(
+    "before", [(), (QUOTED,), (QUOTED, Canned(200, RECIPIENT))], ids=["quote", "recipient", "transfer"]
+)
+
+
+@REFUSED_HERE
+async def test_what_an_earlier_send_made_is_gone_on_with_and_not_refused(before: tuple[Canned, ...]) -> None:
+    """The earlier send waited for a person, who has approved it since: it may be paid already."""
+    paid = Canned(200, [changed(MADE, status="outgoing_payment_sent")])
+    answer, calls, server = await answered(*before, Canned(422, FAULT), paid, NONE_LISTED, transfer=NEW, number=2)
+    assert isinstance(answer, Done)
+    assert answer.movement.state == "moved"
+    assert FUNDING not in calls
+    assert server.asked[-1].query["createdDateEnd"] == ["2026-11-15T12:11:00.001Z"]
+    waiting = Canned(200, [MADE])
+    answer, calls, _ = await answered(
+        *before, Canned(422, FAULT), waiting, NONE_LISTED, COMPLETED, transfer=NEW, number=2
+    )
+    assert isinstance(answer, Done)
+    assert calls[-1] == FUNDING
+
+
+@REFUSED_HERE
+@pytest.mark.parametrize(
+    ("shown", "kind", "code"),
+    [
+        (Canned(500, b""), Busy, "earlier_unclear"),
+        (Canned(200, b"{}"), Busy, "earlier_unclear"),
+        (Canned(200, [MADE, changed(MADE, id=2)]), Unknown, "earlier_differs"),
+        (Canned(200, [changed(MADE, targetValue=1)]), Unknown, "earlier_differs"),
+    ],
+)
+async def test_nothing_is_refused_while_an_earlier_transfer_cannot_be_excluded(
+    before: tuple[Canned, ...], shown: Canned, kind: type[Answer], code: str
+) -> None:
+    answer, calls, _ = await answered(*before, Canned(422, FAULT), shown, NONE_LISTED, transfer=NEW, number=2)
+    assert isinstance(answer, kind)
+    assert not isinstance(answer, Done)
+    assert answer.code == code
+    assert FUNDING not in calls
 
 
 async def test_a_repeat_that_meets_the_earlier_unfunded_transfer_goes_on_with_it() -> None:
@@ -235,11 +280,13 @@ KNOWN_IDS = [
 @pytest.mark.parametrize("known", KNOWN_IDS)
 async def test_a_repeat_that_is_only_told_that_the_id_is_known_finds_the_earlier_transfer(known: Canned) -> None:
     """Otherwise an unfunded one would wait for ever: each repeat has another quote."""
-    answer, calls, server = await answered(QUOTED, known, Canned(200, [MADE]), COMPLETED)
+    answer, calls, server = await answered(QUOTED, known, Canned(200, [MADE]), NONE_LISTED, COMPLETED)
     assert isinstance(answer, Done)
-    assert calls == [QUOTING, MAKING, ("GET", "/v1/transfers"), FUNDING]
+    assert calls == [QUOTING, MAKING, SEARCHING, SEARCHING, FUNDING]
     assert server.asked[2].query["createdDateStart"] == ["2026-11-15T11:50:00.000Z"]
-    answer, calls, _ = await answered(QUOTED, known, Canned(200, [changed(MADE, status="processing")]))
+    # The not-after and ten minutes: Wise's clock may be ahead of ours.
+    assert server.asked[2].query["createdDateEnd"] == ["2026-11-15T12:10:30.001Z"]
+    answer, calls, _ = await answered(QUOTED, known, Canned(200, [changed(MADE, status="processing")]), NONE_LISTED)
     assert isinstance(answer, Done)
     assert FUNDING not in calls
 
@@ -256,8 +303,9 @@ async def test_a_repeat_that_is_only_told_that_the_id_is_known_finds_the_earlier
     ],
 )
 async def test_a_known_id_without_its_one_transfer_is_unknown_and_not_funded(known: Canned, shown: Canned) -> None:
-    answer, calls, _ = await answered(QUOTED, known, shown)
+    answer, calls, _ = await answered(QUOTED, known, shown, NONE_LISTED)
     assert isinstance(answer, Unknown)
+    assert answer.code != "unanswered"
     assert FUNDING not in calls
 
 
@@ -269,6 +317,8 @@ async def test_a_known_id_without_its_one_transfer_is_unknown_and_not_funded(kno
         ("funds_converted", "moving"),
         ("outgoing_payment_sent", "moved"),
         ("bounced_back", "returned"),
+        # It moved and came back: to call that refused would be to deny that it moved.
+        ("funds_refunded", "returned"),
     ],
 )
 async def test_a_transfer_that_was_funded_before_is_not_funded_again(status: str, state: str) -> None:
@@ -278,9 +328,8 @@ async def test_a_transfer_that_was_funded_before_is_not_funded_again(status: str
     assert calls == [QUOTING, MAKING]
 
 
-@pytest.mark.parametrize("status", ["cancelled", "funds_refunded"])
-async def test_a_transfer_that_is_over_is_refused(status: str) -> None:
-    answer, calls, _ = await answered(QUOTED, made(status=status))
+async def test_a_transfer_that_is_cancelled_is_refused() -> None:
+    answer, calls, _ = await answered(QUOTED, made(status="cancelled"))
     assert isinstance(answer, Refused)
     assert answer.code == "transfer_cancelled"
     assert calls == [QUOTING, MAKING]
@@ -301,7 +350,7 @@ async def test_without_leave_nothing_is_sent() -> None:
         assert server.asked == []
 
 
-async def test_a_leave_that_ends_on_the_way_leaves_the_transfer_unfunded() -> None:
+async def test_a_leave_that_ends_on_the_way_leaves_an_unfunded_transfer_and_so_is_unknown() -> None:
     """Each call is checked: the money is not moved after its time because the quote was in time."""
     async with scripted(QUOTED, Canned(200, MADE), COMPLETED) as server:
         provider = wise(server.base)
@@ -316,7 +365,8 @@ async def test_a_leave_that_ends_on_the_way_leaves_the_transfer_unfunded() -> No
 
         line.send = late  # type: ignore[method-assign]
         answer = await provider.transfer(TRANSFER, sending)
-        assert isinstance(answer, Busy)
+        assert isinstance(answer, Unknown)
+        assert answer.code == "not_after_passed"
         assert [asked.path for asked in server.asked] == [QUOTING[1], MAKING[1]]
         assert len(answer.evidence) >= 2
 
@@ -338,6 +388,10 @@ def test_an_account_that_cannot_work_is_a_misconfiguration(fields: dict[str, Any
 
 def test_secrets_are_shown_nowhere() -> None:
     assert API_KEY not in repr(account()) + repr(vars(wise()))
+
+
+def test_an_adapter_names_whose_account_it_is() -> None:
+    assert wise().account == "profile 102"
 
 
 def test_the_key_is_a_uuid() -> None:

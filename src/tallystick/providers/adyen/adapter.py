@@ -4,6 +4,7 @@ import ssl
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Final, assert_never
+from urllib.parse import urlsplit
 
 from tallystick.core.currencies import Purpose
 from tallystick.core.keys import hex64
@@ -30,10 +31,10 @@ from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
 from tallystick.providers.adyen.account import AdyenAccount
 from tallystick.providers.adyen.facts import FACTS
 from tallystick.providers.adyen.listing import Broken, Listing
-from tallystick.providers.adyen.objects import transfer_movement
+from tallystick.providers.adyen.objects import is_id, transfer_movement
 from tallystick.providers.adyen.reading import fetched_transfer, payment_answer, refund_answer, transfer_answer
 from tallystick.providers.adyen.webhook import receive
-from tallystick.providers.adyen.wording import Wording, charge_wording, is_id, refund_wording, transfer_wording
+from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
 from tallystick.providers.line import Headers, Line, Said
 
 _JSON: Final = ("content-type", "application/json")
@@ -51,6 +52,8 @@ class Adyen:
         """Raises Misconfigured for an account that could never work."""
         _check(account)
         self._account = account
+        where = "live" if "-live" in (urlsplit(account.api_base).hostname or "") else "test"
+        self.account = f"{account.merchant_account}/{account.balance_account} {where}"
         self._checkout = Line(
             FACTS,
             account.api_base,
@@ -70,12 +73,17 @@ class Adyen:
         )
         self._listing = Listing(self._platform, account.balance_account)
 
+    def refusal(self, instruction: Instruction) -> Refused | None:
+        """Amounts, destinations and texts that Adyen cannot take; raw card data."""
+        wording = self._wording(instruction)
+        return wording if isinstance(wording, Refused) else None
+
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """Take a payment. `payment_method`: JSON of Adyen's paymentMethod, or the id of a stored one.
 
         `Done.client_secret` is Adyen's `action`, as JSON, where the customer still has something to do.
         """
-        wording = charge_wording(charge, self._account)
+        wording = self._wording(charge)
         if isinstance(wording, Refused):
             return wording
         said = await self._send(self._checkout, wording, sending)
@@ -83,7 +91,7 @@ class Adyen:
 
     async def refund(self, refund: Refund, sending: Sending) -> Answer:
         """Give a payment back. `payment_id` is its pspReference."""
-        wording = refund_wording(refund, self._account)
+        wording = self._wording(refund)
         if isinstance(wording, Refused):
             return wording
         said = await self._send(self._checkout, wording, sending)
@@ -91,7 +99,7 @@ class Adyen:
 
     async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
         """Pay a third party. For the forms of `destination` see adyen.destination."""
-        wording = transfer_wording(transfer, self._account)
+        wording = self._wording(transfer)
         if isinstance(wording, Refused):
             return wording
         said = await self._send(self._platform, wording, sending)
@@ -121,13 +129,14 @@ class Adyen:
         return kind_of(instruction)
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
-        """Every transfer that left our balance account in [since, until)."""
+        """Every transfer that left our balance account in [since, until), both cut to whole seconds."""
+        since, until = since.replace(microsecond=0), until.replace(microsecond=0)
         async for transfer in self._listing.transfers(since, until):
             if isinstance(transfer, Broken):
                 raise ProviderUnreachable("adyen", transfer.message.rstrip("."))
             movement = transfer_movement(transfer)
             if movement is None:
-                raise ProviderUnreachable("adyen", f"the amount of transfer {transfer.id} cannot be read")
+                raise ProviderUnreachable("adyen", "a transfer in the list cannot be read")
             # The end is inclusive at Adyen, and two spans share a moment.
             if movement.created_at is None or since <= movement.created_at < until:
                 yield movement
@@ -150,6 +159,17 @@ class Adyen:
         """Close the connections to both hosts."""
         await self._checkout.close()
         await self._platform.close()
+
+    def _wording(self, instruction: Instruction) -> Wording | Refused:
+        match instruction:
+            case Charge():
+                return charge_wording(instruction, self._account)
+            case Refund():
+                return refund_wording(instruction, self._account)
+            case Transfer():
+                return transfer_wording(instruction, self._account)
+            case _:
+                assert_never(instruction)
 
     async def _send(self, line: Line, wording: Wording, sending: Sending) -> Said | Busy:
         headers = (_JSON, ("idempotency-key", wording.reference))

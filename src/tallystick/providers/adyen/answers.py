@@ -54,10 +54,11 @@ def trouble(reply: Reply) -> Trouble:
     """An error reply, taken apart. A body that is no error of Adyen's has neither type nor code."""
     try:
         problem = msgspec.json.decode(reply.body, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Trouble(reply=reply, message=f"Adyen answered {reply.status} without an error of its own.")
     message = problem.message or problem.detail or problem.title or ""
     kind = problem.error_type or (PLATFORM if problem.title is not None else "")
-    if ABOUT_THE_KEY in message.lower():
+    # Any of the three may be the one that says it.
+    if any(ABOUT_THE_KEY in (said or "").lower() for said in (problem.message, problem.detail, problem.title)):
         kind = ABOUT_THE_KEY
     return Trouble(reply=reply, type=kind, code=problem.error_code, message=message)

@@ -1,6 +1,9 @@
 """Adyen's transfers by time and by our reference, page after page (docs/providers.md 3, Look-up).
 
 A list is the whole list or nothing: a page that is broken, or one page too many, is a reason to answer nothing.
+
+Adyen filters by its own time, and may print it in whole seconds. So a span is cut to whole seconds: what was made in
+the second in which two spans meet would otherwise be shown in one and counted by its printed time to the other.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -17,8 +20,8 @@ from tallystick.providers.line import Line
 
 # Six months are allowed; the shortest six in a row have 181 days.
 LONGEST_SPAN: Final = timedelta(days=180)
-# Our clock and Adyen's may differ by this much.
-EARLIER: Final = timedelta(minutes=10)
+# Our clock and Adyen's may differ by this much, to either side.
+SKEW: Final = timedelta(minutes=10)
 PAGE: Final = 100
 # A hundred thousand transfers of one span; more are listed in shorter spans.
 MOST_PAGES: Final = 1000
@@ -45,9 +48,9 @@ class Listing:
 
     async def look_up(self, reference: str, *, first_sent_at: datetime, now: datetime) -> Looked:
         """Ask for the transfers under our reference. Several may come: its uniqueness is not promised."""
-        since = first_sent_at - EARLIER
+        since = first_sent_at - SKEW
         # Nothing is sent under the key after its horizon of days: what is there, is in the first half year.
-        until = min(now, since + LONGEST_SPAN)
+        until = min(now + SKEW, since + LONGEST_SPAN)
         evidence: list[Exchange] = []
         found: list[Transfer] = []
         async for page in self._pages(since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES):
@@ -67,7 +70,7 @@ class Listing:
         return Absent(lookup=Lookup.EXACT, evidence=tuple(evidence))
 
     async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer | Broken]:
-        """All that left the account in [since, until)."""
+        """All that left the account in [since, until), which are whole seconds."""
         for start, end in _spans(since, until):
             async for page in self._pages(start, end, reference=None, most_pages=MOST_PAGES):
                 if isinstance(page, Broken):

@@ -1,5 +1,6 @@
 """What Adyen's replies hold, as far as we read it. Unknown fields pass, wrong types do not."""
 
+import re
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -34,6 +35,8 @@ TRANSFER_STATES: Final[dict[str, State]] = {
     "returned": "returned",
 }
 INCOMING: Final = "incoming"
+# Ids and names of Adyen's. They go into paths and rows, so nothing else may.
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 Read = TypeVar("Read")
 
@@ -108,11 +111,17 @@ class Page(msgspec.Struct, frozen=True):
     links: Links = msgspec.field(name="_links", default_factory=Links)
 
 
+def is_id(text: str) -> bool:
+    """Whether it can be an id or a name at Adyen."""
+    return _ID.fullmatch(text) is not None
+
+
 def read(body: bytes, wanted: type[Read]) -> Read | None:
     """The body as what it should be; None for anything else."""
     try:
         return msgspec.json.decode(body, type=wanted)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    # A body of brackets alone is deeper than the decoder goes.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -136,9 +145,10 @@ def moment(text: str | None) -> datetime | None:
 
 
 def transfer_movement(transfer: Transfer) -> Movement | None:
-    """What the books say; None where the amount cannot be read."""
+    """What the books say; None where it cannot be read."""
     worth = micros(transfer.amount)
-    if worth is None or not transfer.id:
+    reference = transfer.reference or ""
+    if worth is None or not is_id(transfer.id) or not transfer.status.isprintable():
         return None
     return Movement(
         provider="adyen",
@@ -148,6 +158,7 @@ def transfer_movement(transfer: Transfer) -> Movement | None:
         currency=transfer.amount.currency,
         state=TRANSFER_STATES.get(transfer.status, "moving"),
         status=transfer.status,
-        reference=transfer.reference or "",
+        # One with control characters is none of ours, and no row can hold it.
+        reference=reference if reference.isprintable() else "",
         created_at=moment(transfer.creation_date or transfer.created_at),
     )

@@ -15,6 +15,7 @@ from tallystick.providers.adyen.objects import (
     Payment,
     RefundReceived,
     Transfer,
+    is_id,
     micros,
     read,
     transfer_movement,
@@ -27,6 +28,8 @@ from tallystick.providers.line import Said
 _ERROR: Final = 400
 # docs/providers.md 3: payments 200, refunds 201, transfers 200 or 202.
 _SUCCESS: Final = frozenset({200, 201, 202})
+# In a body that cannot be read as a payment it is known by its name alone.
+_ACTION: Final = b'"action"'
 
 
 def body_of(said: Said) -> bytes | Refused | Busy | Unknown:
@@ -44,12 +47,13 @@ def body_of(said: Said) -> bytes | Refused | Busy | Unknown:
 
 def payment_answer(said: Said, wording: Wording) -> Answer:
     """What POST /payments answered."""
+    said = _without_action(said)
     body = body_of(said)
     if not isinstance(body, bytes):
         return body
     evidence = (said.exchange,)
     payment = read(body, Payment)
-    if payment is None or not payment.psp_reference:
+    if payment is None or not is_id(payment.psp_reference or "") or not payment.result_code.isprintable():
         return _unreadable(evidence)
     state = PAYMENT_STATES.get(payment.result_code, "moving")
     if payment.merchant_reference not in {None, wording.reference}:
@@ -68,7 +72,7 @@ def payment_answer(said: Said, wording: Wording) -> Answer:
         movement=Movement(
             provider="adyen",
             purpose="charge",
-            id=payment.psp_reference,
+            id=payment.psp_reference or "",
             amount_micros=micros(wording.amount) or 0,
             currency=wording.amount.currency,
             state=state,
@@ -76,8 +80,7 @@ def payment_answer(said: Said, wording: Wording) -> Answer:
             reference=wording.reference,
         ),
         client_secret=Secret(action) if action else None,
-        # An action may hold a session of the customer's: it is for him, not for a row.
-        evidence=(msgspec.structs.replace(said.exchange, said=payment.result_code),) if action else evidence,
+        evidence=evidence,
     )
 
 
@@ -88,7 +91,7 @@ def refund_answer(said: Said, wording: Wording, payment_id: str) -> Answer:
         return body
     evidence = (said.exchange,)
     refund = read(body, RefundReceived)
-    if refund is None or not refund.psp_reference:
+    if refund is None or not is_id(refund.psp_reference) or not refund.status.isprintable():
         return _unreadable(evidence)
     if (
         refund.amount != wording.amount
@@ -140,6 +143,17 @@ def fetched_transfer(said: Said) -> Answer:
     transfer = read(body, Transfer)
     movement = None if transfer is None else transfer_movement(transfer)
     return _unreadable(evidence) if movement is None else Done(movement=movement, evidence=evidence)
+
+
+def _without_action(said: Said) -> Said:
+    """An action may hold a session of the customer's: it is for him, not for a row, whatever else the answer says."""
+    if not isinstance(said.result, Reply):
+        return said
+    payment = read(said.result.body, Payment)
+    if _ACTION not in said.result.body and (payment is None or not bytes(payment.action)):
+        return said
+    shown = "(hidden)" if payment is None else payment.result_code
+    return Said(said.result, msgspec.structs.replace(said.exchange, said=shown))
 
 
 def _unreadable(evidence: tuple[Exchange, ...]) -> Unknown:

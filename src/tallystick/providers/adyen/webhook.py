@@ -21,7 +21,16 @@ import msgspec
 from tallystick.core.provider import Event, Forged, Movement, State
 from tallystick.core.secret import Secret
 from tallystick.providers.adyen.account import AdyenAccount
-from tallystick.providers.adyen.objects import INCOMING, Amount, Transfer, micros, moment, read, transfer_movement
+from tallystick.providers.adyen.objects import (
+    INCOMING,
+    Amount,
+    Transfer,
+    is_id,
+    micros,
+    moment,
+    read,
+    transfer_movement,
+)
 from tallystick.providers.port import Headers
 
 MOST_BYTES: Final = 1024 * 1024
@@ -136,6 +145,10 @@ def _item_fault(account: AdyenAccount, item: _Item) -> Forged | None:
     in_reference = item.merchant_reference.count(":")
     if colons and (colons > in_reference or item.merchant_account_code != account.merchant_account):
         return Forged("ambiguous_fields", "A signed field holds a colon: the signature fits other items as well.")
+    # What is about no money of ours may name anything, such as the file of a report.
+    named = is_id(item.psp_reference) if item.event_code in _STATES else item.psp_reference.isprintable()
+    if not named or not item.event_code.isprintable() or not item.success.isprintable():
+        return Forged("unreadable", "The signature is right, and a field has characters that no such field has.")
     return None
 
 
@@ -167,22 +180,24 @@ def _item_movement(account: AdyenAccount, item: _Item) -> Movement | None:
         currency=item.amount.currency,
         state=state,
         status=f"{item.event_code}:{item.success}",
-        reference=item.merchant_reference,
-        parent=item.original_reference,
+        # The merchant's other systems may write what no row can hold; it is none of ours then.
+        reference=item.merchant_reference if item.merchant_reference.isprintable() else "",
+        parent=item.original_reference if is_id(item.original_reference) else "",
     )
 
 
 def _platform_events(account: AdyenAccount, body: bytes) -> tuple[Event, ...] | Forged:
     notification = read(body, _Platform)
-    if notification is None:
+    if notification is None or not notification.type.isprintable():
         return Forged("unreadable", "The signature is right, and the body cannot be read.")
     if notification.type.startswith(_TRANSFER):
         transfer = read(bytes(notification.data), Transfer)
-        if transfer is None:
+        if transfer is None or not is_id(transfer.id):
             return Forged("unreadable", "The signature is right, and the transfer in it cannot be read.")
         return (_transfer_event(account, notification, transfer, body),)
     named = read(bytes(notification.data), _Named)
-    object_id = (named.id if named is not None else None) or ""
+    named_id = (named.id if named is not None else None) or ""
+    object_id = named_id if is_id(named_id) else ""
     # Of what we do not know we cannot tell two changes apart, except by all it says.
     key = f"{notification.type}:{object_id}:{sha256(bytes(notification.data)).hexdigest()}"
     event = Event(

@@ -1,6 +1,6 @@
 """How our instructions are worded for Adyen: the body to send, or why nothing is sent. Pure."""
 
-import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -11,15 +11,33 @@ from tallystick.core.money import NotRepresentable, amount_fault, is_currency, t
 from tallystick.core.provider import Charge, Refund, Refused, Transfer
 from tallystick.providers.adyen.account import AdyenAccount
 from tallystick.providers.adyen.destination import counterparty
-from tallystick.providers.adyen.objects import Amount
+from tallystick.providers.adyen.objects import Amount, is_id
 
 # docs/providers.md 3, Outbound transfer.
 _DESCRIPTION_CHARACTERS: Final = 140
-# Ids and names of Adyen's. They go into paths, so nothing else may.
-_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 # Adyen takes these words alone; any other reason is kept on our side.
 _REFUND_REASONS: Final = frozenset({"FRAUD", "CUSTOMER REQUEST", "RETURN", "DUPLICATE", "OTHER"})
 _METHOD: Final = msgspec.json.Decoder(dict[str, Any])
+# No payment method of Adyen's is nested deeper.
+_DEEPEST: Final = 10
+# What a card says about itself, in the clear. The encrypted fields have other names, such as encryptedCardNumber.
+_RAW_CARD: Final = frozenset(
+    {
+        "number",
+        "cardnumber",
+        "cvc",
+        "cvv",
+        "cvc2",
+        "cvv2",
+        "securitycode",
+        "expirymonth",
+        "expiryyear",
+        "expirydate",
+        "pan",
+        "track",
+        "trackdata",
+    }
+)
 
 
 class Wording(msgspec.Struct, frozen=True):
@@ -41,6 +59,9 @@ def charge_wording(charge: Charge, account: AdyenAccount) -> Wording | Refused:
     method = _method(charge.payment_method)
     if method is None:
         return _refused("payment_method_invalid", "The payment method is neither JSON of Adyen's nor a stored id.")
+    if _has_raw_card(method):
+        # Who passes a card on must be fit to hold it, and we are not: the instruction is in our rows and backups.
+        return _refused("raw_card_data", "The payment method holds a card in the clear: send Adyen's encrypted fields.")
     if not _is_text(charge.description) or (charge.customer is not None and not _is_text(charge.customer)):
         return _refused("text_invalid", "A text has control characters.")
     reference = hex64(charge.key)
@@ -98,11 +119,6 @@ def transfer_wording(transfer: Transfer, account: AdyenAccount) -> Wording | Ref
     return Wording("/transfers", msgspec.json.encode(body), reference, amount)
 
 
-def is_id(text: str) -> bool:
-    """Whether it can be an id or a name at Adyen."""
-    return _ID.fullmatch(text) is not None
-
-
 def _amount(amount_micros: int, currency: str, purpose: Purpose) -> Amount | Refused:
     fault = amount_fault(amount_micros)
     if fault is not None:
@@ -119,9 +135,29 @@ def _method(text: str) -> dict[str, Any] | None:
     if is_id(text):
         return {"type": "scheme", "storedPaymentMethodId": text}
     try:
-        return _METHOD.decode(text) or None
-    except (msgspec.DecodeError, UnicodeEncodeError):
+        method = _METHOD.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
+    return method if method and sum(1 for _ in _levels(method)) <= _DEEPEST else None
+
+
+def _has_raw_card(method: dict[str, Any]) -> bool:
+    names = (name for level in _levels(method) for value in level if isinstance(value, dict) for name in value)
+    return any(name.replace("_", "").lower() in _RAW_CARD for name in names)
+
+
+def _levels(value: object) -> Iterator[list[object]]:
+    """All the values of a JSON text, level by level."""
+    level = [value]
+    while level:
+        yield level
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner.extend(each.values())
+            elif isinstance(each, list):
+                inner.extend(each)
+        level = inner
 
 
 def _is_text(text: str) -> bool:

@@ -16,7 +16,7 @@ from tallystick.providers.simulator.dialect import Endpoint, Switch
 from tallystick.providers.simulator.file import File
 from tallystick.providers.simulator.records import Due, Entry, Event, from_microseconds, to_microseconds
 
-__all__ = ["Books", "Due", "Entry", "Event"]
+__all__ = ["EVERY", "Books", "Due", "Entry", "Event"]
 
 _SQL: Final = queries.load(__package__, "books.sql")
 # Ten digits from the first on: they sort as text as they do as numbers.
@@ -25,6 +25,8 @@ _FIRST_ID: Final = 1_000_000_001
 _ID_BLOCK: Final = 5_000
 # Held in memory.
 _MOST_BALANCES: Final = 10_000
+# A limit that is none, as SQLite understands it.
+EVERY: Final = -1
 _EARLIEST: Final = -(2**63)
 _LATEST: Final = 2**63 - 1
 _FIND_EVENTS: Final = {
@@ -95,6 +97,11 @@ class Books(File):
         row = self.execute(_SQL["get_entry"], (dialect, kind, id)).fetchone()
         return None if row is None else _entry(row)
 
+    def reference(self, dialect: str, id: str) -> str | None:  # noqa: A002  the provider's word
+        """What the client calls the object of this id, "" if nothing; None: there is no such object."""
+        row = self.execute(_SQL["get_reference"], (dialect, id)).fetchone()
+        return None if row is None else str(row[0])
+
     def find(
         self,
         dialect: str,
@@ -134,6 +141,11 @@ class Books(File):
         which += "" if parent is None else " AND parent = :parent AND parent <> ''"
         sql = _SQL["find_entries"].format(which=which, order="DESC" if newest_first else "ASC")
         return [_entry(row) for row in self.execute(sql, values)]
+
+    def total(self, dialect: str, kind: str, parent: str, states: tuple[str, ...]) -> int:
+        """The sum of all amounts under a parent, however many they are."""
+        row = self.execute(_SQL["total"], (dialect, kind, parent, _encode(states).decode())).fetchone()
+        return int(row[0])
 
     def _entry_place(self, dialect: str, kinds: tuple[str, ...], id_: str | None) -> tuple[int, int] | None:
         for kind in kinds[:-1]:
@@ -277,8 +289,11 @@ class Books(File):
     # -- balances
 
     def balance(self, dialect: str, currency: str, account: str = "") -> int | None:
-        """What the account can still spend; None: without limit, because nobody set one."""
-        place = (dialect, account, currency)
+        """What the account can still spend; None: without limit, because nobody set one.
+
+        Capitals or not, it is one currency: some providers write one, some the other.
+        """
+        place = (dialect, account, currency.upper())
         if place not in self._balances:
             row = self.execute(_SQL["get_balance"], place).fetchone()
             if len(self._balances) >= _MOST_BALANCES:
@@ -290,8 +305,9 @@ class Books(File):
         return dict(self.execute(_SQL["list_balances"], (dialect, account)).fetchall())
 
     def set_balance(self, dialect: str, currency: str, amount: int, account: str = "") -> None:
-        self.execute(_SQL["put_balance"], (dialect, account, currency, amount))
-        self._balances[dialect, account, currency] = amount
+        place = (dialect, account, currency.upper())
+        self.execute(_SQL["put_balance"], (*place, amount))
+        self._balances[place] = amount
 
     def move_balance(self, dialect: str, currency: str, amount: int, account: str = "") -> None:
         """Add the amount (negative: take it). Nothing happens to an account without limit."""

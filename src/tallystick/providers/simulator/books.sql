@@ -1,7 +1,8 @@
 -- name: schema
 -- Times are integers, microseconds since 1970. Bodies are JSON, kept as the provider renders them.
+-- Numbers that somebody may still hold when the books are emptied are never given again: AUTOINCREMENT.
 CREATE TABLE IF NOT EXISTS entry (
-    number     INTEGER PRIMARY KEY,
+    number     INTEGER PRIMARY KEY AUTOINCREMENT,
     dialect    TEXT NOT NULL,
     kind       TEXT NOT NULL,
     id         TEXT NOT NULL,
@@ -20,7 +21,7 @@ CREATE INDEX IF NOT EXISTS entry_parent ON entry (dialect, kind, parent) WHERE p
 CREATE INDEX IF NOT EXISTS entry_time ON entry (dialect, created_at, kind);
 
 CREATE TABLE IF NOT EXISTS event (
-    number     INTEGER PRIMARY KEY,
+    number     INTEGER PRIMARY KEY AUTOINCREMENT,
     dialect    TEXT NOT NULL,
     type       TEXT NOT NULL,
     id         TEXT NOT NULL,
@@ -43,7 +44,7 @@ CREATE TABLE IF NOT EXISTS remembered (
 CREATE UNIQUE INDEX IF NOT EXISTS remembered_key ON remembered (key, scope, dialect);
 
 CREATE TABLE IF NOT EXISTS delivery (
-    number      INTEGER PRIMARY KEY,
+    number   INTEGER PRIMARY KEY AUTOINCREMENT,
     dialect  TEXT NOT NULL,
     event_id TEXT NOT NULL,
     trick    TEXT NOT NULL,
@@ -53,7 +54,11 @@ CREATE TABLE IF NOT EXISTS delivery (
     note     TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS delivery_due ON delivery (due_at) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS delivery_due_of ON delivery (dialect, due_at) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS delivery_queue ON delivery (dialect, number) WHERE state = 'pending';
+-- Few of many: each attempt asks for them, and a receiver that is down leaves thousands pending.
+CREATE INDEX IF NOT EXISTS delivery_held ON delivery (dialect, number) WHERE trick = 'reordered' AND state = 'pending';
+CREATE INDEX IF NOT EXISTS delivery_tried ON delivery (dialect, due_at) WHERE state = 'pending' AND attempts > 0;
 
 CREATE TABLE IF NOT EXISTS agenda (
     number       INTEGER PRIMARY KEY,
@@ -108,6 +113,13 @@ SELECT dialect, kind, id, reference, parent, amount, currency, state, created_at
   FROM entry
  WHERE dialect = ? AND kind = ? AND id = ?;
 
+-- name: get_reference
+-- Whatever kind of object has the id; the kinds are named so that the index is used.
+SELECT reference FROM entry
+ WHERE dialect = ? AND id = ?
+   AND kind IN ('charge', 'refund', 'transfer', 'payout', 'reversal', 'payment_intent', 'quote', 'recipient')
+ LIMIT 1;
+
 -- name: entry_place
 -- Where a cursor stands.
 SELECT created_at, number FROM entry WHERE dialect = ? AND kind = ? AND id = ?;
@@ -122,6 +134,12 @@ SELECT dialect, kind, id, reference, parent, amount, currency, state, created_at
    AND (created_at, number) < (:high_time, :high_number)
  ORDER BY created_at {order}, number {order}
  LIMIT :limit OFFSET :offset;
+
+-- name: total
+SELECT coalesce(sum(amount), 0)
+  FROM entry
+ WHERE dialect = ? AND kind = ? AND parent = ? AND parent <> ''
+   AND state IN (SELECT value FROM json_each(?));
 
 -- name: insert_event
 INSERT INTO event (dialect, type, id, object_id, created_at, body) VALUES (?, ?, ?, ?, ?, ?);

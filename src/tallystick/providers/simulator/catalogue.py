@@ -11,8 +11,30 @@ from typing import Final
 import msgspec
 
 ALL: Final = ("stripe", "adyen", "square", "wise")
+# The words of `Call.operation`, by dialect: those that have a key, and the others. A plan that names another word
+# would never strike.
+KEYED: Final = MappingProxyType(
+    {
+        "stripe": ("charge", "refund", "transfer", "payout", "reversal", "confirm", "capture", "cancel"),
+        "adyen": ("charge", "refund", "transfer", "approve", "return", "cancel"),
+        "square": ("charge", "refund"),
+        "wise": ("transfer",),
+    }
+)
+KEYLESS: Final = MappingProxyType(
+    {
+        "stripe": ("lookup", "list", "events", "balance"),
+        "adyen": ("lookup", "list"),
+        "square": ("complete", "cancel", "lookup", "list", "events"),
+        "wise": ("quote", "recipient", "fund", "cancel", "lookup", "list", "subscribe"),
+    }
+)
+# Over all dialects, what moves money first.
+OPERATIONS: Final = tuple(dict.fromkeys(word for words in (KEYED, KEYLESS) for name in ALL for word in words[name]))
 MOVING: Final = ("charge", "refund", "transfer", "payout", "fund", "reversal")
 ANY: Final = ("*",)
+# Ten years of seconds: no test waits longer, and every calendar holds it.
+_LONGEST: Final = 315_360_000
 
 
 class Stage(StrEnum):
@@ -31,8 +53,9 @@ class Stage(StrEnum):
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One way to misbehave.
 
-    `argument` is what it may be given in brackets, with its unit, and `default` what it is otherwise. `actions` of
-    a LATER fault: what the dialect does by itself, and after how many seconds.
+    `argument` is what it may be given in brackets, with its unit, and `default` what it is otherwise; with a default
+    it is a number up to `most`, and a whole one where `whole` says so. `needs_key`: it strikes only operations that
+    have a key. `actions` of a LATER fault: what the dialect does by itself, and after how many seconds.
     """
 
     name: str
@@ -43,6 +66,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     operations: tuple[str, ...] = ANY
     argument: str = ""
     default: str = ""
+    most: int = _LONGEST
+    whole: bool = False
+    needs_key: bool = False
     actions: tuple[tuple[str, float], ...] = ()
 
 
@@ -84,6 +110,9 @@ FAULTS: Final = (
         stage=Stage.BEFORE_KEYS,
         meaning="429 of the limiter",
         source="2.4; 4; 5",
+        argument="whole seconds for Retry-After",
+        default="1",
+        whole=True,
     ),
     Fault(
         name="lock_timeout",
@@ -95,7 +124,19 @@ FAULTS: Final = (
     Fault(name="unauthorized", stage=Stage.BEFORE_KEYS, meaning="401", source="2.4"),
     Fault(name="forbidden", stage=Stage.BEFORE_KEYS, meaning="403", source="2.4"),
     Fault(
-        name="in_flight", stage=Stage.BEFORE_KEYS, meaning="the key is said to be running; nothing is", source="2.2; 3"
+        name="in_flight",
+        stage=Stage.BEFORE_KEYS,
+        meaning="the key is said to be running; nothing is",
+        source="2.2; 3",
+        operations=tuple(dict.fromkeys(word for words in KEYED.values() for word in words)),
+        needs_key=True,
+    ),
+    Fault(
+        name="temporary_error",
+        stage=Stage.BEFORE_KEYS,
+        meaning="503 TEMPORARY_ERROR: to be sent again with the same key",
+        source="4, Retryable codes",
+        dialects=("square",),
     ),
     Fault(
         name="error_424",
@@ -128,6 +169,10 @@ FAULTS: Final = (
         stage=Stage.BEFORE_KEYS,
         meaning="the key is forgotten, and the call executes again",
         source="2.2",
+        # Wise knows a repeat by the transfer itself, which no horizon takes away.
+        dialects=("stripe", "adyen", "square"),
+        operations=tuple(dict.fromkeys(word for words in KEYED.values() for word in words)),
+        needs_key=True,
     ),
     Fault(name="html_200", stage=Stage.ANSWER, meaning="200 with a page of HTML", source="2.3; 3, SDK trap"),
     Fault(name="empty_200", stage=Stage.ANSWER, meaning="200 with an empty body", source="2.3"),
@@ -139,6 +184,7 @@ FAULTS: Final = (
         source="wire",
         argument="megabytes",
         default="32",
+        most=64,
     ),
     Fault(name="execute_then_drop", stage=Stage.WIRE, meaning="done, then closed without a byte", source="2.4"),
     Fault(name="execute_then_reset", stage=Stage.WIRE, meaning="done, then the connection is reset", source="2.4"),
@@ -278,6 +324,8 @@ FAULTS: Final = (
         stage=Stage.WEBHOOK,
         meaning="two events with their own ids for one change",
         source="2.10",
+        # The others' events have no id of their own.
+        dialects=("stripe", "square"),
     ),
     Fault(name="webhook_forged", stage=Stage.WEBHOOK, meaning="also sent with a wrong signature", source="2.10"),
     Fault(
@@ -291,6 +339,8 @@ FAULTS: Final = (
         stage=Stage.WEBHOOK,
         meaning="signed long ago: a replay",
         source="2.10",
+        # No other signature covers the time.
+        dialects=("stripe",),
         argument="seconds",
         default="3600",
     ),
@@ -299,6 +349,7 @@ FAULTS: Final = (
         stage=Stage.WEBHOOK,
         meaning="signed in the future: the clocks differ",
         source="2.10",
+        dialects=("stripe",),
         argument="seconds",
         default="86400",
     ),

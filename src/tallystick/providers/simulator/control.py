@@ -8,6 +8,7 @@
 It has no password, so it listens on loopback only, unless told.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -16,12 +17,16 @@ import msgspec
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect, Endpoint, Reply, Request
+from tallystick.providers.simulator.endpoints import checked
 from tallystick.providers.simulator.faults import Faults
 from tallystick.providers.simulator.keys import Keys
 from tallystick.providers.simulator.plan import PlanFault
 from tallystick.providers.simulator.webhooks import Webhooks
 
 _MOST_ROWS: Final = 10_000
+# What the file can count to.
+_LAST_NUMBER: Final = 2**63 - 1
+_LOG: Final = logging.getLogger(__name__)
 
 
 class _Advance(msgspec.Struct):
@@ -90,7 +95,7 @@ class Control:
             ("PUT", "balances"): self._put_balances,
             ("POST", "act"): self._act,
             ("POST", "deliver"): self._deliver,
-            ("POST", "reset"): lambda _request: self._reset(),
+            ("POST", "reset"): lambda _request: self.reset(),
         }
 
     async def answer(self, request: Request) -> Reply:
@@ -105,8 +110,11 @@ class Control:
                 result = self._time() if word == "clock" else result
         except (KeyError, NotFound) as error:
             return _reply(404, {"error": f"not found: {error}"})
-        except (ValueError, PlanFault) as error:
+        except (ValueError, OverflowError, PlanFault) as error:
             return _reply(400, {"error": str(error)})
+        except Exception:  # noqa: BLE001  whoever asks must hear that something is wrong
+            _LOG.exception("%s %s failed", request.method, request.path)
+            return _reply(500, {"error": "the simulator itself failed; its log tells why"})
         return _reply(200, {"done": True} if result is None else result)
 
     def summary(self) -> dict[str, Any]:
@@ -168,10 +176,8 @@ class Control:
         return {name: None if endpoint is None else endpoint.url for name, endpoint in found.items()}
 
     def _put_endpoint(self, request: Request) -> None:
-        endpoint = msgspec.json.decode(request.body, type=Endpoint)
-        if not endpoint.secrets:
-            raise ValueError("an endpoint has at least one secret: every provider signs")
-        self.books.set_endpoint(self._named(request), endpoint)
+        dialect, endpoint = self._named(request), msgspec.json.decode(request.body, type=Endpoint)
+        self.books.set_endpoint(dialect, checked(dialect, endpoint))
 
     def _put_balances(self, request: Request) -> dict[str, int]:
         dialect, account = self._named(request), _text(request, "account")
@@ -187,7 +193,8 @@ class Control:
         deliver = msgspec.json.decode(request.body, type=_Deliver)
         self._webhooks.resend(deliver.dialect, deliver.event_id)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Empty books, no faults, and nothing of before that is still to come."""
         self._forget_delayed()
         self.books.reset()
         self.faults.clear()
@@ -204,8 +211,9 @@ def _text(request: Request, name: str) -> str:
 
 
 def _count(request: Request, name: str, default: int) -> int:
-    count = int(_text(request, name) or default)
-    return count if name == "after" else min(count, _MOST_ROWS)
+    # A negative limit would be none at all.
+    most = _LAST_NUMBER if name == "after" else _MOST_ROWS
+    return min(max(int(_text(request, name) or default), 0), most)
 
 
 def _reply(status: int, body: object) -> Reply:

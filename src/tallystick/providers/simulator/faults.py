@@ -1,8 +1,11 @@
 """Which fault strikes this call: by plan (the third transfer) or by rate and seed.
 
-A rate decides by SHA-256 over (seed, rule, dialect, operation, key, how often this key was sent): the same seed
-gives the same faults to the same calls, in whatever order they arrive. What strikes is kept in memory: a
-simulator that is started again begins its plan anew.
+A rate decides by SHA-256 over (seed, rule, dialect, operation, identity, how often that was sent). The identity of a
+call is its key; without one, its method, path and query with the client's reference in place of each id (Wise's fund:
+the transfer's customerTransactionId). That of an event is the reference of its object. So the same seed gives the
+same faults to the same calls and events, in whatever order they arrive, as long as each has a key or a reference of
+its own; those that share one, or have none, share their draws, and which of them is struck depends on their order.
+What strikes is kept in memory: a simulator that is started again begins its plan anew.
 """
 
 import hashlib
@@ -68,17 +71,27 @@ class Faults:
         self._sent.clear()
         self._struck.clear()
 
-    def strike_call(self, dialect: str, operation: str, identity: str) -> Strike | None:
-        """The fault for this call. `identity` is its key, or what stands for it."""
-        if not self._calls:
-            return None
-        return self._strike(self._calls, dialect, operation, identity, operation_fits)
+    @property
+    def has_calls(self) -> bool:
+        """Whether any rule is about calls."""
+        return bool(self._calls)
 
-    def strike_webhook(self, dialect: str, event_type: str, event_id: str) -> Strike | None:
-        """The fault for the delivery of this event."""
-        if not self._webhooks:
-            return None
-        return self._strike(self._webhooks, dialect, event_type, event_id, type_fits)
+    @property
+    def has_webhooks(self) -> bool:
+        """Whether any rule is about webhooks."""
+        return bool(self._webhooks)
+
+    def strike_call(self, dialect: str, operation: str, identity: str, *, has_key: bool) -> Strike | None:
+        """The fault for this call. `identity` is its key, or what stands for it."""
+
+        def fits(rule: Rule, operation: str) -> bool:
+            return operation_fits(rule, operation) and (has_key or not rule.fault.needs_key)
+
+        return self._strike(self._calls, dialect, operation, identity, fits)
+
+    def strike_webhook(self, dialect: str, event_type: str, identity: str) -> Strike | None:
+        """The fault for the delivery of this event. `identity` is the reference of what it is about."""
+        return self._strike(self._webhooks, dialect, event_type, identity, type_fits)
 
     def _strike(self, rules: Sequence[_Active], dialect: str, what: str, identity: str, fits: Any) -> Strike | None:  # noqa: ANN401
         sends = self._count_send(dialect, what, identity)

@@ -22,6 +22,9 @@ class File:
     """A connection with group commit. One thread."""
 
     def __init__(self, path: Path | str) -> None:
+        # It holds the secrets that sign webhooks. SQLite gives the files beside it the same mode.
+        Path(path).touch(mode=0o600)
+        Path(path).chmod(0o600)
         self._connection = sqlite3.connect(path, timeout=0.2, isolation_level=None, cached_statements=512)
         # Two simulators on one file would issue the same ids: the second must fail at once.
         self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -32,6 +35,7 @@ class File:
         self._connection.execute("PRAGMA cache_size=-65536")
         # Savepoints keep the pages they may have to put back: in memory.
         self._connection.execute("PRAGMA temp_store=MEMORY")
+        self._undone: sqlite3.Error | None = None
         self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
 
     def close(self) -> None:
@@ -51,9 +55,13 @@ class File:
         self.execute("SAVEPOINT alone")
         try:
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK TO alone")
-            self._connection.execute("RELEASE alone")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK TO alone")
+                self._connection.execute("RELEASE alone")
+            elif isinstance(error, sqlite3.Error):
+                # A full disk ends the whole transaction: the neighbours are undone as well, and must not be told else.
+                self._undone = error
             self.forget_what_was_read()
             raise
         self._connection.execute("RELEASE alone")
@@ -90,7 +98,7 @@ class File:
 
     def _end_turn(self) -> None:
         waiting, self._waiting = self._waiting, []
-        failed: sqlite3.Error | None = None
+        failed, self._undone = self._undone, None
         try:
             self.commit()
         except sqlite3.Error as error:

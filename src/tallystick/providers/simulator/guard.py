@@ -1,4 +1,4 @@
-"""Who may use the page and the control API: a person or a program that means the simulator itself. Pure.
+"""Who may use the simulator: a person or a program that means the simulator itself. Pure.
 
 There is no password, so two things keep other sites out of a person's browser:
 
@@ -18,14 +18,24 @@ def refusal(request: Request, bound_host: str, *, is_form: bool) -> str | None:
     """Why the request is not answered, as a sentence; None: it is welcome."""
     host = request.headers.get("host", "")
     if not _is_own(host, bound_host):
-        return f"This page is not served as {host!r}. Open it at the address the simulator printed when it started."
+        return _not_served_as(host)
     origin = request.headers.get("origin", "")
-    if request.method == "GET" or not (origin or is_form):
+    if request.method in {"GET", "HEAD"} or not (origin or is_form):
         return None
     if origin.lower() != f"http://{host.lower()}":
         sent_by = repr(origin) if origin else "a page that does not say where it comes from"
         return f"This was sent by {sent_by}, and only the simulator's own page may send it. Nothing was changed."
     return None
+
+
+def foreign_host(request: Request, bound_host: str) -> str | None:
+    """Why a call of a dialect is not answered, as a sentence; None: it is. Who sends no Host is no browser."""
+    host = request.headers.get("host", "")
+    return None if not host or _is_own(host, bound_host) else _not_served_as(host)
+
+
+def _not_served_as(host: str) -> str:
+    return f"This page is not served as {host!r}. Open it at the address the simulator printed when it started."
 
 
 def _is_own(host: str, bound_host: str) -> bool:

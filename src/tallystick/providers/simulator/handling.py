@@ -28,6 +28,7 @@ _LOG: Final = logging.getLogger(__name__)
 _HTML: Final = b"<!doctype html><html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
 _GOOD: Final = range(200, 300)
 _MEGABYTE: Final = 1_000_000
+_PLACEHOLDERS: Final = {"authorization": "Bearer sk_not_kept", "x-api-key": "not_kept"}
 
 
 class Handling:
@@ -46,8 +47,7 @@ class Handling:
         if isinstance(call, Reply):
             exchange.answer(call)
             return
-        identity = call.key or f"{request.method} {request.path} {request.query}"
-        strike = self._faults.strike_call(dialect.name, call.operation, identity)
+        strike = self._struck(dialect, call, request)
         if strike is None:
             self._after_commit(exchange.answer, self._answer(dialect, call))
             return
@@ -81,6 +81,26 @@ class Handling:
             reply = call.execute(self._books, now)
             if known is None:
                 self._keys.remember(dialect, call, reply, now)
+
+    def _struck(self, dialect: Dialect, call: Call, request: Request) -> Strike | None:
+        if not self._faults.has_calls:
+            return None
+        identity = call.key or self._described(dialect, request)
+        return self._faults.strike_call(dialect.name, call.operation, identity, has_key=call.key is not None)
+
+    def _described(self, dialect: Dialect, request: Request) -> str:
+        """What stands for a call without a key: the client's words for what it is about.
+
+        Ids are given in the order of arrival, so each is replaced by its object's reference.
+        """
+
+        def worded(word: str) -> str:
+            reference = self._books.reference(dialect.name, word)
+            return word if reference is None else f"<{reference}>"
+
+        path = "/".join(worded(part) for part in request.path.split("/"))
+        query = {name: [worded(value) for value in values] for name, values in sorted(request.query.items())}
+        return f"{request.method} {path} {query}"
 
     def _routed(self, dialect: Dialect, request: Request) -> Call | Reply:
         try:
@@ -120,7 +140,7 @@ class Handling:
             # A refusal stays one: there is no object that a 500 could hide.
             return dialect.fault("error_500", call) if reply.status in _GOOD else reply
         if name == "error_500_object_later":
-            stored = msgspec.json.encode(request).decode()
+            stored = msgspec.json.encode(_without_secrets(request)).decode()
             self._books.later(dialect.name, ROLL_FORWARD, stored, now + timedelta(seconds=strike.seconds))
             return dialect.fault("error_500", call)
         if name == "error_500_no_object":
@@ -133,7 +153,7 @@ class Handling:
             exchange.drop()
         elif name == "redirect":
             exchange.answer(Reply(302, b"", (("location", "http://127.0.0.1:9/elsewhere"),)))
-        elif name == "in_flight":
+        elif name in {"in_flight", "error_704"}:
             exchange.answer(dialect.keys(self._books).in_flight(call))
         elif name == "forget_key":
             if call.key is not None:
@@ -222,6 +242,14 @@ def object_id(reply: Reply) -> str | None:
         if found is not None:
             return str(found)
     return None
+
+
+def _without_secrets(request: Request | None) -> Request | None:
+    """As it may be stored: a client's key is no part of the books. The dialects ask that there is one."""
+    if request is None:
+        return None
+    headers = {name: _PLACEHOLDERS.get(name, value) for name, value in request.headers.items()}
+    return msgspec.structs.replace(request, headers=headers)
 
 
 def _broken() -> Reply:

@@ -15,16 +15,16 @@ from typing import Final
 
 import msgspec
 
-from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, Fault, Stage
+from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, KEYED, KEYLESS, OPERATIONS, Fault, Stage
 
 _RULE: Final = re.compile(
     r"""(?P<dialect>\w+|\*) \. (?P<operation>[\w.\#*-]+) : (?P<fault>\w+) (?:\( (?P<argument>[^()]*) \))?
-        (?: @(?: (?P<every>\*) | (?P<first>\d+) (?:-(?P<last>\d+))? ) | = (?P<rate>\d+(?:\.\d+)?)% )?""",
+        (?: @(?: (?P<every>\*) | (?P<first>\d{1,9}) (?:-(?P<last>\d{1,9}))? ) | = (?P<rate>\d+(?:\.\d+)?)% )?""",
     re.VERBOSE,
 )
 # Wise's event types have a `#` inside; a comment's stands at the start or after a space.
 _COMMENT: Final = re.compile(r"(^|(?<=\s))#.*")
-_LONGEST: Final = 10**9
+_LAST: Final = 10**9
 
 
 class PlanFault(ValueError):
@@ -82,13 +82,13 @@ def _rule(text: str, place: str) -> Rule:
         raise PlanFault(f"{place}: there is no fault {words['fault']!r}. There are: {', '.join(CATALOGUE)}.")
     _check_names(words, fault, place)
     first = int(words["first"] or 1)
-    last = _LONGEST if words["every"] else int(words["last"] or first)
+    last = _LAST if words["every"] else int(words["last"] or first)
     rate = None if words["rate"] is None else float(words["rate"]) / 100
     if first < 1 or last < first or (rate is not None and rate > 1):
         raise PlanFault(f"{place}: {text!r}: calls count from 1 upwards, and a rate is 0% to 100%.")
     argument = fault.default if words["argument"] is None else words["argument"]
-    if fault.default and not re.fullmatch(r"\d+(\.\d+)?", argument):
-        raise PlanFault(f"{place}: {fault.name} takes {fault.argument}, not {argument!r}.")
+    if fault.default:
+        _check_number(argument, fault, place)
     if words["argument"] and not fault.argument:
         raise PlanFault(f"{place}: {fault.name} takes no argument.")
     return Rule(
@@ -103,13 +103,30 @@ def _rule(text: str, place: str) -> Rule:
     )
 
 
+def _check_number(argument: str, fault: Fault, place: str) -> None:
+    pattern = r"[0-9]{1,12}" if fault.whole else r"[0-9]{1,12}(\.[0-9]{1,12})?"
+    if not re.fullmatch(pattern, argument):
+        raise PlanFault(f"{place}: {fault.name} takes {fault.argument}, not {argument[:40]!r}.")
+    if float(argument) > fault.most:
+        raise PlanFault(f"{place}: {fault.name} takes {fault.argument}, at most {fault.most}.")
+
+
 def _check_names(words: dict[str, str], fault: Fault, place: str) -> None:
     dialect, operation = words["dialect"], words["operation"]
     if dialect != "*" and dialect not in ALL:
         raise PlanFault(f"{place}: there is no dialect {dialect!r}. There are: {', '.join(ALL)}, and * for all.")
     if dialect != "*" and dialect not in fault.dialects:
         raise PlanFault(f"{place}: {fault.name} is a fault of {', '.join(fault.dialects)}, not of {dialect}.")
-    if fault.stage is Stage.WEBHOOK or operation == "*" or "*" in fault.operations:
+    if fault.stage is Stage.WEBHOOK or operation == "*":
         return
-    if operation not in fault.operations:
+    known = OPERATIONS if dialect == "*" else (*KEYED[dialect], *KEYLESS[dialect])
+    if operation not in known:
+        where = "" if dialect == "*" else f" at {dialect}"
+        raise PlanFault(f"{place}: there is no operation {operation!r}{where}. There are: {', '.join(known)}, and *.")
+    if "*" not in fault.operations and operation not in fault.operations:
         raise PlanFault(f"{place}: {fault.name} strikes {', '.join(fault.operations)}, not {operation}.")
+    if fault.needs_key and dialect != "*" and operation not in KEYED[dialect]:
+        keyed = ", ".join(KEYED[dialect])
+        raise PlanFault(
+            f"{place}: {fault.name} needs a key, and {operation} has none at {dialect}. These have: {keyed}."
+        )

@@ -30,6 +30,10 @@ class RunningSimulator:
     def pid(self) -> int:
         return self._child.pid
 
+    def wait(self) -> int:
+        """Until it ends, by itself or by somebody else. Returns the exit status."""
+        return self._child.wait()
+
     def stop(self) -> int:
         """SIGTERM, and wait. Returns the exit status."""
         if self._child.poll() is None:

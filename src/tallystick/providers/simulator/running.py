@@ -14,6 +14,7 @@ import uvloop
 
 from tallystick.providers.simulator.dialect import Endpoint
 from tallystick.providers.simulator.dialects import every_dialect
+from tallystick.providers.simulator.endpoints import EndpointFault, checked
 from tallystick.providers.simulator.page.page import SimulatorPage
 from tallystick.providers.simulator.server import Simulator
 
@@ -52,12 +53,16 @@ def plan_text(faults: str) -> str:
 
 
 def endpoint(text: str) -> tuple[str, Endpoint]:
-    """`DIALECT=URL,SECRET[,SECRET]`. Raises ValueError."""
+    """`DIALECT=URL,SECRET[,SECRET]`; Wise's secret is made where none is given. Raises ValueError."""
     dialect, _, rest = text.partition("=")
     url, *secrets = rest.split(",")
-    if not dialect or not url or not secrets:
-        raise ValueError(f"{text.partition('=')[0]!r}: an endpoint is DIALECT=URL,SECRET[,SECRET]")
-    return dialect, Endpoint(url, tuple(secrets))
+    known = [each.name for each in every_dialect()]
+    if dialect not in known:
+        raise ValueError(f"{dialect!r} is no dialect. An endpoint is DIALECT=URL,SECRET[,SECRET] of {', '.join(known)}")
+    try:
+        return dialect, checked(dialect, Endpoint(url, tuple(secrets)))
+    except EndpointFault as fault:
+        raise ValueError(f"{dialect}: an endpoint is DIALECT=URL,SECRET[,SECRET]. {fault}") from fault
 
 
 class _Leash(asyncio.Protocol):

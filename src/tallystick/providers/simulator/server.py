@@ -6,13 +6,14 @@ everything else                the page, if there is one
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,8 +21,9 @@ from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.control import Control
 from tallystick.providers.simulator.dialect import Dialect, Endpoint, Reply, Request
+from tallystick.providers.simulator.endpoints import checked
 from tallystick.providers.simulator.faults import Faults
-from tallystick.providers.simulator.guard import refusal
+from tallystick.providers.simulator.guard import foreign_host, refusal
 from tallystick.providers.simulator.handling import ROLL_FORWARD, Handling
 from tallystick.providers.simulator.keys import Keys
 from tallystick.providers.simulator.webhooks import Webhooks
@@ -33,6 +35,11 @@ Page = Callable[[Request, Control], Reply | None]
 _AGENDA_BATCH: Final = 500
 # Seconds after which the agenda is looked at in any case: simulated time is real time plus an offset.
 _LONGEST_WAIT: Final = 5.0
+# Stops of the clock on one way; what is due after so many happens at its end.
+_MOST_STOPS: Final = 20_000
+# Seconds, when something that happens by itself failed: it will fail again at once.
+_AFTER_TROUBLE: Final = 0.5
+_TEXT: Final = (("content-type", "text/plain"),)
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -68,15 +75,16 @@ class Simulator:
         self._connections: set[Connection] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
+        self._settling = asyncio.Lock()
         self._server: asyncio.Server | None = None
         self._tending: asyncio.Task[None] | None = None
         self._host = ""
         self.url = ""
 
     def set_endpoints(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Where webhooks go from now on."""
+        """Where webhooks go from now on. Raises KeyError for an unknown dialect, EndpointFault."""
         for dialect, endpoint in endpoints.items():
-            self.books.set_endpoint(dialect, endpoint)
+            self.books.set_endpoint(self._dialects[dialect].name, checked(dialect, endpoint))
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, *, anywhere: bool = False) -> None:
         """Listen. Raises NotLoopback for another address, unless it may be `anywhere`."""
@@ -110,6 +118,10 @@ class Simulator:
         _, name, *_ = (*request.path.split("/", 2), "")
         dialect = self._dialects.get(name)
         if dialect is not None:
+            unwelcome = foreign_host(request, self._host)
+            if unwelcome is not None:
+                exchange.answer(Reply(403, msgspec.json.encode({"error": unwelcome})))
+                return
             below = Request(
                 request.method, request.path[len(name) + 1 :] or "/", request.query, request.headers, request.body
             )
@@ -120,48 +132,74 @@ class Simulator:
             if unwelcome is not None:
                 exchange.answer(Reply(403, msgspec.json.encode({"error": unwelcome})))
                 return
-            task = asyncio.create_task(self._answer_control(request, exchange))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._answer_later(self._answer_control(request, exchange))
             return
         try:
             found = None if self._page is None else self._page(request, self.control)
         except Exception:  # noqa: BLE001  a bug in the page must not end the connection without a word
             _LOG.exception("the page failed at %s %s", request.method, request.path)
-            found = Reply(500, b"The page failed; the simulator's log tells why.", (("content-type", "text/plain"),))
+            found = Reply(500, b"The page failed; the simulator's log tells why.", _TEXT)
         reply = found or Reply(404, b'{"error":"not found"}')
+        if request.method == "POST" and self.clock.is_behind:
+            # Whoever follows the redirect sees the time he asked for.
+            self._answer_later(self._answer_settled(reply, exchange))
+            return
         # A form of the page may have changed the books.
         self.books.after_commit(lambda error: exchange.answer(reply if error is None else Reply(500)))
 
     async def _answer_control(self, request: Request, exchange: Exchange) -> None:
         exchange.answer(await self.control.answer(request))
 
+    async def _answer_settled(self, reply: Reply, exchange: Exchange) -> None:
+        try:
+            await self._settle()
+        except Exception:  # noqa: BLE001  whoever asks must hear that something is wrong
+            _LOG.exception("the clock could not go on")
+            reply = Reply(500, b"The clock could not go on; the simulator's log tells why.", _TEXT)
+        exchange.answer(reply)
+
+    def _answer_later(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
     # -- what happens by itself
 
     async def _tend(self) -> None:
         while True:
-            self._awake.clear()
-            self._run_agenda()
-            await self.books.committed()
-            self._webhooks.start_due()
             try:
-                await asyncio.wait_for(self._awake.wait(), self._until_next())
-            except TimeoutError:
-                continue
+                await self._tend_once()
+            except Exception:  # noqa: BLE001  without this task webhooks and later actions would end in silence
+                _LOG.exception("what happens by itself failed; it is tried again")
+                await asyncio.sleep(_AFTER_TROUBLE)
+
+    async def _tend_once(self) -> None:
+        self._awake.clear()
+        self._run_agenda()
+        await self.books.committed()
+        rest = self._webhooks.start_due()
+        wait = min(self._until_next(), _LONGEST_WAIT if rest is None else rest)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._awake.wait(), wait)
 
     def _until_next(self) -> float:
-        known = [at for at in (self.books.next_due_at(), self._webhooks.next_due_at()) if at is not None]
+        next_at = self._next_due_at()
         self.books.after_commit(_report_failure)
-        if not known:
+        if next_at is None:
             return _LONGEST_WAIT
-        return min(max(_seconds(self.clock.now(), min(known)), 0.001), _LONGEST_WAIT)
+        return min(max((next_at - self.clock.now()).total_seconds(), 0.001), _LONGEST_WAIT)
+
+    def _next_due_at(self) -> datetime | None:
+        return min(
+            (at for at in (self.books.next_due_at(), self._webhooks.next_due_at()) if at is not None), default=None
+        )
 
     def _run_agenda(self) -> int:
         due = self.books.due(self.clock.now(), _AGENDA_BATCH)
         for item in due:
             self.books.done(item)
-            dialect = self._dialects[item.dialect]
             try:
+                dialect = self._dialects[item.dialect]
                 with self.books.alone():
                     if item.action == ROLL_FORWARD:
                         self._handling.roll_forward(dialect, item.object_id)
@@ -173,14 +211,20 @@ class Simulator:
         return len(due)
 
     async def _settle(self) -> None:
-        """Run everything that is due, also what that makes due."""
+        """Take the clock where it is to go, and run everything that is due on the way, each at its time."""
+        # One at a time: two that move the clock would each run what the other has just made due.
+        async with self._settling:
+            await self._run_due()
+            for stop in range(_MOST_STOPS):
+                if not self.clock.is_behind:
+                    return
+                self.clock.step(self._next_due_at() if stop < _MOST_STOPS - 1 else None)
+                await self._run_due()
+
+    async def _run_due(self) -> None:
         while self._run_agenda():
             pass
         await self._webhooks.drain()
-
-
-def _seconds(now: datetime, then: datetime) -> float:
-    return (then - now).total_seconds()
 
 
 def _report_failure(error: sqlite3.Error | None) -> None:

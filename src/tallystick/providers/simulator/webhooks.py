@@ -1,7 +1,8 @@
 """Webhooks: each event to the dialect's endpoint, signed, again and again by the provider's own schedule.
 
 A delivery is a row of the books, so it survives a restart; only a 2xx ends it well (docs/providers.md 2.10). Gaps
-run on the simulated clock; the deadline of one attempt is real time. Attempts never block the API.
+run on the simulated clock; the deadline of one attempt is real time, and so is the time it is signed with, because
+receivers compare that with their own clock. Attempts never block the API, nor one dialect's those of another.
 
     pending ──> delivered     2xx
        │    ──> failed        the schedule is used up, or it was a forgery, which nobody repeats
@@ -10,6 +11,8 @@ run on the simulated clock; the deadline of one attempt is real time. Attempts n
 """
 
 import asyncio
+import logging
+import sqlite3
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -21,14 +24,19 @@ from tallystick.providers.simulator import tricks
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect
-from tallystick.providers.simulator.faults import Faults
+from tallystick.providers.simulator.faults import Faults, Strike
 from tallystick.providers.simulator.posting import Answered, NotDelivered, post
 from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
 from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
-# Attempts under way at once, over all dialects.
-MOST_AT_ONCE: Final = 64
+# Attempts under way at once, of each dialect.
+MOST_AT_ONCE: Final = 16
+# Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
+# than the calls that have something to tell. Whoever asked for everything due (`drain`) does not wait.
+AFTER_FAILURE: Final = 0.05
+# Real seconds after an attempt that the books did not take. It stays due, and would be made again at once.
+AFTER_UNRECORDED: Final = 1.0
 # Seconds the receiver has: docs/providers.md 3 and 4 (10 s), 5 (5 s); Stripe's is not published (2.10).
 ANSWER_SECONDS: Final = {"stripe": 10.0, "adyen": 10.0, "square": 10.0, "wise": 5.0}
 # docs/providers.md 5, Delivery.
@@ -37,6 +45,7 @@ _GOOD: Final = range(200, 300)
 _CLIENT_ERRORS: Final = range(400, 500)
 # One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
 IN_ORDER: Final = frozenset({"adyen"})
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -57,17 +66,27 @@ class Webhooks:
         self._clock = clock
         self._faults = faults
         self._dialects = dialects
-        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._under_way: dict[str, dict[int, asyncio.Task[None]]] = {name: {} for name in dialects}
+        # Until when, in the loop's time, a dialect rests.
+        self._failed_until: dict[str, float] = {}
+        self._unrecorded_until: dict[str, float] = {}
 
     def announce(self, event: Event) -> None:
         """Queue the deliveries of a new event."""
-        strike = self._faults.strike_webhook(event.dialect, event.type, event.id)
+        strike = self._struck(event)
         now = self._clock.now()
         if strike is not None and strike.fault.name == "webhook_two_events":
             self._insert(self._twin(event), tricks.Planned(), now)
         for planned in tricks.planned(strike):
             self._insert(event, planned, now)
         self._books.wake()
+
+    def _struck(self, event: Event) -> Strike | None:
+        if not self._faults.has_webhooks:
+            return None
+        # Not the event's id, which depends on the order of arrival.
+        identity = self._books.reference(event.dialect, event.object_id) or ""
+        return self._faults.strike_webhook(event.dialect, event.type, identity)
 
     def _twin(self, event: Event) -> Event:
         """The same change under another event id (docs/providers.md 2.10)."""
@@ -89,36 +108,58 @@ class Webhooks:
         self._insert(event, tricks.Planned(), self._clock.now())
         self._books.wake()
 
-    def start_due(self) -> None:
-        """Begin every attempt that is due, as far as there is room. The books must be committed."""
+    def start_due(self, *, patiently: bool = True) -> float | None:
+        """Begin every attempt that is due, as far as there is room. The books must be committed.
+
+        Patiently: not where one has just failed. Returns how many real seconds the next resting dialect still rests.
+        """
         now = to_microseconds(self._clock.now())
-        room = MOST_AT_ONCE - len(self._under_way)
-        if room <= 0:
-            return
-        rows = self._books.execute(_SQL["due"], (now, MOST_AT_ONCE + len(self._under_way))).fetchall()
-        due = [Delivery(*row) for row in rows]
-        heads = [self._head(dialect, now) for dialect in sorted({each.dialect for each in due} & IN_ORDER)]
-        ready = [each for each in due if each.dialect not in IN_ORDER and each.number not in self._under_way]
-        for delivery in (*(head for head in heads if head is not None), *ready[:room]):
-            task = asyncio.create_task(self._attempt(delivery), name=f"webhook {delivery.number} {delivery.dialect}")
-            self._under_way[delivery.number] = task
+        waits = []
+        for dialect in self._dialects:
+            rest = self._rest(dialect, patiently=patiently)
+            if rest > 0:
+                waits.append(rest)
+                continue
+            for delivery in self._ready(dialect, now):
+                task = asyncio.create_task(self._attempt(delivery), name=f"webhook {delivery.number} {dialect}")
+                self._under_way[dialect][delivery.number] = task
+        return min(waits, default=None)
 
-    def _head(self, dialect: str, now: int) -> Delivery | None:
-        row = None if self._is_held_up(dialect, now) else self._books.execute(_SQL["head"], (dialect, now)).fetchone()
-        return None if row is None else Delivery(*row)
+    def _rest(self, dialect: str, *, patiently: bool) -> float:
+        until = self._unrecorded_until.get(dialect, 0.0)
+        if patiently:
+            until = max(until, self._failed_until.get(dialect, 0.0))
+        return until - asyncio.get_running_loop().time()
 
-    def _is_held_up(self, dialect: str, now: int) -> bool:
-        if any(task.get_name().endswith(f" {dialect}") for task in self._under_way.values()):
-            return True
-        return self._books.execute(_SQL["blocked"], (dialect, now)).fetchone() is not None
+    def _ready(self, dialect: str, now: int) -> list[Delivery]:
+        under_way = self._under_way[dialect]
+        if dialect in IN_ORDER:
+            if under_way or self._books.execute(_SQL["blocked"], (dialect, now)).fetchone() is not None:
+                return []
+            rows = self._books.execute(_SQL["head"], (dialect, now)).fetchall()
+        elif len(under_way) >= MOST_AT_ONCE:
+            return []
+        else:
+            # Those under way are still due, and may be the first.
+            rows = self._books.execute(_SQL["due"], (dialect, now, MOST_AT_ONCE + len(under_way))).fetchall()
+        found = [Delivery(*row) for row in rows if row[0] not in under_way]
+        return found[: MOST_AT_ONCE - len(under_way)]
 
     async def _attempt(self, delivery: Delivery) -> None:
+        made_at, dialect = self._clock.now(), delivery.dialect
+        loop = asyncio.get_running_loop()
         try:
             answered, note = await self._send(delivery)
-            self._record(delivery, answered, note)
+            if answered is None or answered.status not in _GOOD:
+                self._failed_until[dialect] = loop.time() + AFTER_FAILURE
+            with self._books.alone():
+                self._record(delivery, answered, note, made_at)
             await self._books.committed()
+        except sqlite3.Error:
+            _LOG.exception("attempt %d of %s was made and could not be recorded", delivery.number, dialect)
+            self._unrecorded_until[dialect] = loop.time() + AFTER_UNRECORDED
         finally:
-            del self._under_way[delivery.number]
+            del self._under_way[dialect][delivery.number]
             self._books.wake()
 
     async def _send(self, delivery: Delivery) -> tuple[Answered | None, str]:
@@ -126,24 +167,22 @@ class Webhooks:
         endpoint = self._books.endpoint(delivery.dialect)
         if event is None or endpoint is None:
             return None, "no endpoint"
-        dialect = self._dialects[delivery.dialect]
-        now = self._clock.now()
+        dialect, now = self._dialects[delivery.dialect], self._clock.real_now()
         try:
             notification = tricks.notification(dialect, event.body, endpoint, now=now, trick=delivery.trick)
-        except ValueError as error:
-            # A secret that is none of this dialect's: as bad as a receiver that refuses, and as often tried.
-            return None, f"not signed: {error}"
-        try:
             seconds = ANSWER_SECONDS[delivery.dialect]
             answered = await post(endpoint.url, notification.headers, notification.body, seconds=seconds)
         except NotDelivered as trouble:
             return None, str(trouble)
+        except Exception as error:  # noqa: BLE001  whatever it is: as bad as a receiver that refuses, and as often tried
+            _LOG.exception("delivery %d of %s could not be sent", delivery.number, delivery.dialect)
+            return None, f"not sent: {type(error).__name__}: {error}"
         return answered, f"HTTP {answered.status}"
 
-    def _record(self, delivery: Delivery, answered: Answered | None, note: str) -> None:
+    def _record(self, delivery: Delivery, answered: Answered | None, note: str, made_at: datetime) -> None:
         attempts = delivery.attempts + 1
         gaps = self._dialects[delivery.dialect].retry_gaps_seconds
-        due_at = self._clock.now()
+        due_at = made_at
         state = "delivered"
         if answered is None or answered.status not in _GOOD:
             tries = self._tries(delivery.dialect, answered, 1 + len(gaps))
@@ -175,17 +214,21 @@ class Webhooks:
         """Return when nothing due is left. Each attempt has a deadline, so this has."""
         while True:
             await self._books.committed()
-            self.start_due()
-            if not self._under_way:
+            self.start_due(patiently=False)
+            tasks = self._tasks()
+            if not tasks:
                 return
-            await asyncio.wait(self._under_way.values())
+            await asyncio.wait(tasks)
 
     async def stop(self) -> None:
         """Break off; what was not answered stays pending."""
-        tasks = list(self._under_way.values())
+        tasks = self._tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for of_dialect in self._under_way.values() for task in of_dialect.values()]
 
     def report(self, *, dialect: str = "", state: str = "", limit: int = 100) -> list[dict[str, Any]]:
         """Deliveries, newest first."""

@@ -3,13 +3,14 @@ INSERT INTO delivery (dialect, event_id, trick, due_at, attempts, state, note) V
 
 -- name: release_held
 -- What was held back goes out when one that came later has been sent.
-UPDATE delivery SET trick = '', due_at = ?
+UPDATE delivery INDEXED BY delivery_held SET trick = '', due_at = ?
  WHERE dialect = ? AND number < ? AND trick = 'reordered' AND state = 'pending';
 
 -- name: due
+-- By dialect: the queue of one whose receiver is down must not hide the others'.
 SELECT number, dialect, event_id, trick, attempts
   FROM delivery
- WHERE state = 'pending' AND due_at <= ?
+ WHERE state = 'pending' AND dialect = ? AND due_at <= ?
  ORDER BY due_at, number
  LIMIT ?;
 
@@ -23,7 +24,8 @@ SELECT number, dialect, event_id, trick, attempts
 
 -- name: blocked
 -- A queue that keeps its order waits for its failed head.
-SELECT 1 FROM delivery WHERE state = 'pending' AND dialect = ? AND attempts > 0 AND due_at > ? LIMIT 1;
+SELECT 1 FROM delivery INDEXED BY delivery_tried
+ WHERE state = 'pending' AND attempts > 0 AND dialect = ? AND due_at > ? LIMIT 1;
 
 -- name: next
 SELECT min(due_at) FROM delivery WHERE state = 'pending' AND due_at > ?;

@@ -5,6 +5,7 @@ answer, half of it, a closed or a reset connection, or nothing for ever.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import struct
@@ -27,39 +28,55 @@ TRICKLE_PIECES: Final = 10
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _ABORT: Final = struct.pack("ii", 1, 0)
 
+_LOG: Final = logging.getLogger(__name__)
+
 Handle = Callable[[Request, "Exchange"], None]
 
 
 class Exchange:
     """One request's way back to its client. Exactly one of its methods is called, once; late calls do nothing."""
 
-    def __init__(self, connection: "Connection", *, keep_alive: bool) -> None:
-        self._connection = connection
+    def __init__(self, connection: "Connection", *, keep_alive: bool, has_body: bool = True) -> None:
+        self._connection: Connection | None = connection
         self._keep_alive = keep_alive
+        # An answer to HEAD has the head of the answer to GET, and ends there.
+        self._has_body = has_body
 
     def answer(self, reply: Reply) -> None:
         """As it should be."""
-        self._connection.finish(_rendered(reply, keep_alive=self._keep_alive), close=not self._keep_alive)
+        if (connection := self._taken()) is not None:
+            connection.finish(self._rendered(reply, keep_alive=self._keep_alive), close=not self._keep_alive)
 
     def drop(self) -> None:
         """Close without a byte."""
-        self._connection.finish(b"", close=True)
+        if (connection := self._taken()) is not None:
+            connection.finish(b"", close=True)
 
     def reset(self) -> None:
         """RST instead of FIN: the client sees a connection reset."""
-        self._connection.reset()
+        if (connection := self._taken()) is not None:
+            connection.reset()
 
     def cut(self, reply: Reply) -> None:
         """Half of the body, then close, though the head promised all of it."""
-        whole = _rendered(reply, keep_alive=True)
-        self._connection.finish(whole[: len(whole) - max(1, len(reply.body) // 2)], close=True)
+        whole = self._rendered(reply, keep_alive=True)
+        if (connection := self._taken()) is not None:
+            connection.finish(whole[: len(whole) - max(1, len(reply.body) // 2)], close=True)
 
     def trickle(self, reply: Reply, seconds: float) -> None:
         """All of it, piece by piece, spread over the seconds."""
-        whole = _rendered(reply, keep_alive=False)
+        whole = self._rendered(reply, keep_alive=False)
         size = len(whole) // TRICKLE_PIECES + 1
         pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
-        self._connection.trickle(deque(pieces), seconds / len(pieces))
+        if (connection := self._taken()) is not None:
+            connection.trickle(deque(pieces), seconds / len(pieces))
+
+    def _taken(self) -> "Connection | None":
+        connection, self._connection = self._connection, None
+        return connection
+
+    def _rendered(self, reply: Reply, *, keep_alive: bool) -> bytes:
+        return _rendered(reply, keep_alive=keep_alive, has_body=self._has_body)
 
 
 class Connection(asyncio.Protocol):
@@ -73,6 +90,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[tuple[Request, Exchange]] = deque()
         self._busy = False
+        # What is said, after the answers to what came before it, to something that is no request.
+        self._refusal = b""
         self._head_size = 0
         self._url = b""
         self._headers: dict[str, str] = {}
@@ -91,6 +110,8 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         # What was counted so far decides: how much of this data is body is known only after parsing it.
         if self._head_size > MOST_HEAD:
             self._refuse(431)
@@ -137,14 +158,16 @@ class Connection(asyncio.Protocol):
             self.reset()
             return
         path, _, query = self._url.partition(b"?")
+        method = self._parser.get_method().decode("ascii")
         request = Request(
-            method=self._parser.get_method().decode("ascii"),
+            method=method,
             path=unquote(path.decode("latin-1")),
             query=parse_qs(query.decode("latin-1"), keep_blank_values=True) if query else {},
             headers=self._headers,
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
         )
-        self._waiting.append((request, Exchange(self, keep_alive=self._parser.should_keep_alive())))
+        keep_alive = self._parser.should_keep_alive()
+        self._waiting.append((request, Exchange(self, keep_alive=keep_alive, has_body=method != "HEAD")))
         if not self._busy:
             self._next()
 
@@ -191,14 +214,22 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._busy = True
             request, exchange = self._waiting.popleft()
-            self._handle(request, exchange)
+            try:
+                self._handle(request, exchange)
+            except Exception:  # noqa: BLE001  it may have moved money: 500 says so, and the parser's 400 would deny it
+                _LOG.exception("handling %s %s failed", request.method, request.path)
+                exchange.answer(Reply(500, b'{"error":"the simulator itself failed; see its log"}'))
+        elif self._refusal:
+            self.finish(self._refusal, close=True)
 
     def _refuse(self, status: int) -> None:
-        self.finish(_rendered(Reply(status, headers=()), keep_alive=False), close=True)
+        self._refusal = _rendered(Reply(status, headers=()), keep_alive=False)
+        if not self._busy:
+            self._next()
 
 
-def _rendered(reply: Reply, *, keep_alive: bool) -> bytes:
+def _rendered(reply: Reply, *, keep_alive: bool, has_body: bool = True) -> bytes:
     lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}"]
     lines += [f"{name}: {value}" for name, value in reply.headers]
     lines += [f"content-length: {len(reply.body)}", f"connection: {'keep-alive' if keep_alive else 'close'}", "", ""]
-    return "\r\n".join(lines).encode("latin-1") + reply.body
+    return "\r\n".join(lines).encode("latin-1") + (reply.body if has_body else b"")

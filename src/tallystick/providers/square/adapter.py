@@ -58,6 +58,10 @@ class Square:
             raise Misconfigured("the Square access token is empty or has characters that no token has")
         if not is_id(account.location_id):
             raise Misconfigured("the Square location is no id of Square's")
+        # With an empty key anybody can sign.
+        if not all(secret.reveal().strip() for secret in account.webhook_secrets):
+            raise Misconfigured("a webhook secret of Square's is empty")
+        self.account: str = f"location {account.location_id}"
         self._account = account
         self._line = Line(
             FACTS,
@@ -68,6 +72,11 @@ class Square:
             tls=tls,
         )
         self.breaker: Breaker = self._line.breaker
+
+    def refusal(self, instruction: Instruction) -> Refused | None:
+        """Amounts, destinations and texts that Square cannot take."""
+        request = request_for(instruction, self._account.location_id)
+        return request if isinstance(request, Refused) else None
 
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """A payment, completed at once. `payment_method` is its source: a card's token or a stored card's id."""

@@ -16,6 +16,7 @@ import msgspec
 from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, Trouble, Verdict, classify, row_for
 from tallystick.providers.http import Reply
+from tallystick.providers.square.objects import UNDECODABLE
 
 _REFUSING_STATUSES: Final = (400, 402, 404, 422)
 _LIST: Final = "docs/providers.md 4, Errors"
@@ -108,7 +109,7 @@ def _troubles(reply: Reply) -> Sequence[Trouble]:
     """One for each error; a body that cannot be read leaves the status alone to speak."""
     try:
         faults = _DECODER.decode(reply.body).errors
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         faults = []
     if not faults:
         return [Trouble(reply=reply, message=f"Square answered {reply.status} without words.")]

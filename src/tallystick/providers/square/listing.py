@@ -17,16 +17,23 @@ from tallystick.errors import ProviderUnreachable
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.square.facts import FACTS
-from tallystick.providers.square.objects import Unreadable, read_object
+from tallystick.providers.square.lookup import SKEW
+from tallystick.providers.square.objects import UNDECODABLE, Page, Unreadable, is_id, read_object
 from tallystick.providers.square.pages import PAGE_SIZE, page_in, pages, text_of
-from tallystick.providers.square.webhook import parse
+from tallystick.providers.square.webhook import parse_listed
 
 # A million objects of one kind: a span this full must be asked for in parts.
 MOST_PAGES: Final = 10_000
-# How late an event may appear in the search. Square says "several seconds" of its lists, and nothing of events.
-LATE: Final = timedelta(minutes=1)
+# How far before the last search's end the next one starts. Square says "several seconds" of how late its lists are,
+# and nothing of events; its clock, by which events are found, may be behind ours by more than that.
+LATE: Final = SKEW
+# Enough for a person to start with.
+MOST_NAMED: Final = 20
 # Of more than these the older ones are told twice, which their dedup key makes harmless.
 MOST_SEEN: Final = 100
+# What a page's cursor that is good no longer may be answered with.
+_FORGOTTEN_STATUSES: Final = frozenset({400, 404})
+_SECOND: Final = timedelta(seconds=1)
 _ORDER: Final[tuple[Purpose, ...]] = ("charge", "refund", "payout")
 
 
@@ -39,29 +46,67 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     seen: tuple[str, ...] = ()
 
 
+class _Identified(msgspec.Struct, frozen=True):
+    id: str
+
+
 _CURSOR_DECODER: Final = msgspec.json.Decoder(Cursor)
+_ID_DECODER: Final = msgspec.json.Decoder(_Identified)
 
 
 async def movements(line: Line, *, location_id: str, since: datetime, until: datetime) -> AsyncIterator[Movement]:
-    """Everything made in [since, until)."""
+    """Everything made in [since, until).
+
+    What cannot be read hides nothing else: it is named by raising at the very end.
+    """
+    # Some of Square's times are whole seconds, cut off. With both ends cut off alike, two spans that meet share
+    # nothing and miss nothing, also where the first was read before its last second was over.
+    first, end = since.replace(microsecond=0), until.replace(microsecond=0)
+    odd: list[str] = []
     for purpose in _ORDER:
-        listed = pages(line, purpose, location_id=location_id, since=since, until=until, most=MOST_PAGES)
+        # Neither whether the list's end belongs to it is said, nor how its times are rounded: a little more is asked
+        # for, and what belongs to the span is decided here.
+        listed = pages(
+            line, purpose, location_id=location_id, since=first - _SECOND, until=end + _SECOND, most=MOST_PAGES
+        )
         try:
             async for page, _ in listed:
                 for item in page.items:
-                    movement = read_object(purpose, item).movement()
-                    # Whether the list's end belongs to it is not said, so it is decided here.
-                    if movement.created_at is None or since <= movement.created_at < until:
+                    try:
+                        movement = read_object(purpose, item).movement()
+                    except Unreadable as error:
+                        odd.append(f"{purpose} {_name(item)} ({error})")
+                        continue
+                    if movement.created_at is None or first <= movement.created_at < end:
                         yield movement
         except BrokenOff as error:
             raise ProviderUnreachable("square", str(error)) from error
-        except Unreadable as error:
-            raise ProviderUnreachable("square", f"a {purpose} cannot be read: {error}") from error
+    if odd:
+        more = f" and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
+        raise ProviderUnreachable("square", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
 
 
 async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
-    """One page of events after the cursor."""
+    """One page of events after the cursor. A search that Square has forgotten is made again from its beginning."""
     at = _cursor(cursor, now)
+    try:
+        try:
+            page, end = await _search(line, at, now)
+        except BrokenOff as error:
+            if not at.page or error.exchange.status not in _FORGOTTEN_STATUSES:
+                raise
+            at = Cursor(begin=_reachable(at.begin, now), seen=at.seen)
+            page, end = await _search(line, at, now)
+    except BrokenOff as error:
+        raise ProviderUnreachable("square", str(error)) from error
+    found = [parse_listed(item) for item in page.items]
+    fresh = tuple(event for event in found if event.dedup_key not in at.seen)
+    after = _after(at, page.cursor, end, found)
+    return EventPage(events=fresh, cursor=msgspec.json.encode(after).decode(), more=bool(page.cursor))
+
+
+async def _search(line: Line, at: Cursor, now: datetime) -> tuple[Page, datetime]:
+    """One page of the search, and where that search ends. Raises BrokenOff."""
     end = at.end or now
     query = {
         "filter": {"created_at": {"start_at": text_of(at.begin), "end_at": text_of(end)}},
@@ -73,16 +118,7 @@ async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
     said = await line.ask(
         "POST", "/v2/events", headers=(("content-type", "application/json"),), body=msgspec.json.encode(asked)
     )
-    try:
-        page = page_in(said, "events")
-        found = [parse(item) for item in page.items]
-    except BrokenOff as error:
-        raise ProviderUnreachable("square", str(error)) from error
-    except Unreadable as error:
-        raise ProviderUnreachable("square", f"an event cannot be read: {error}") from error
-    fresh = tuple(event for event in found if event.dedup_key not in at.seen)
-    after = _after(at, page.cursor, end, found)
-    return EventPage(events=fresh, cursor=msgspec.json.encode(after).decode(), more=bool(page.cursor))
+    return page_in(said, "events"), end
 
 
 def _after(at: Cursor, page: str, end: datetime, found: list[Event]) -> Cursor:
@@ -93,12 +129,23 @@ def _after(at: Cursor, page: str, end: datetime, found: list[Event]) -> Cursor:
 
 
 def _cursor(text: str | None, now: datetime) -> Cursor:
-    start = now - (FACTS.events_reach or timedelta())
     if not text:
-        return Cursor(begin=start)
+        return Cursor(begin=now - (FACTS.events_reach or timedelta()))
     try:
         at = _CURSOR_DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, UnicodeEncodeError) as error:
+    except (*UNDECODABLE, UnicodeEncodeError) as error:
         raise ProviderUnreachable("square", "the cursor is none of ours") from error
-    # A search that reaches further back than Square does would be refused, or silently cut.
-    return at if at.page else Cursor(begin=max(at.begin.astimezone(UTC), start), seen=at.seen)
+    return at if at.page else Cursor(begin=_reachable(at.begin, now), seen=at.seen)
+
+
+def _reachable(begin: datetime, now: datetime) -> datetime:
+    """A search that reaches further back than Square does would be refused, or silently cut."""
+    return max(begin.astimezone(UTC), now - (FACTS.events_reach or timedelta()))
+
+
+def _name(item: msgspec.Raw) -> str:
+    try:
+        found = _ID_DECODER.decode(item).id
+    except UNDECODABLE:
+        return "without an id"
+    return found if is_id(found) else "without an id"

@@ -6,6 +6,7 @@ Unknown fields are let pass, wrong types are not. Amounts are integers in ISO 42
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
 
@@ -39,6 +40,9 @@ PAYOUT_STATES: Final[Mapping[str, State]] = MappingProxyType(
         "FAILED": "failed",
     }
 )
+
+# Whatever decoding a body can raise: one that is nested deeply enough ends in a RecursionError.
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_:!.-]{1,255}")
 # Our key at the beginning of a refund's reason: 43 characters and a space or the end.
@@ -165,7 +169,7 @@ def read_object(purpose: Purpose, body: bytes | msgspec.Raw) -> Kept:
     """One object of the kind that is expected. Raises Unreadable."""
     try:
         kept = _DECODERS[purpose].decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable(f"it is no {NAMES[purpose]} as Square writes them") from error
     if not is_id(kept.id):
         raise Unreadable("it has no id")
@@ -182,9 +186,15 @@ def read_page(name: str, body: bytes) -> Page:
     try:
         items = _ITEMS_DECODER.decode(envelope[name]) if name in envelope else []
         cursor = _TEXT_DECODER.decode(envelope["cursor"]) if _is_there(envelope, "cursor") else ""
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable("it is no list as Square writes them") from error
     return Page(items, cursor)
+
+
+def fingerprint(holds: Mapping[str, msgspec.Raw]) -> str:
+    """The same for the same content, however it is spaced and ordered. Raises what `UNDECODABLE` names."""
+    content = {name: msgspec.json.decode(value) for name, value in holds.items()}
+    return sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
 
 
 def is_id(text: str) -> bool:
@@ -195,7 +205,7 @@ def is_id(text: str) -> bool:
 def _envelope(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         envelope = _ENVELOPE_DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable("it is no reply as Square writes them") from error
     if _is_there(envelope, "errors"):
         raise Unreadable("it holds errors")
@@ -215,6 +225,8 @@ def _movement(kept: Kept, *, purpose: Purpose, state: State, parent: str = "") -
         raise Unreadable("its amount cannot be held")
     if kept.created_at is not None and kept.created_at.tzinfo is None:
         raise Unreadable("its time has no zone")
+    if "\0" in f"{kept.status}{kept.reference}{parent}":
+        raise Unreadable("a text of it cannot be stored")
     return Movement(
         provider="square",
         purpose=purpose,

@@ -7,16 +7,17 @@ time, so nothing here tells a replay from a late delivery: only the event's id d
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import datetime
+from hashlib import sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
-from tallystick.providers.square.objects import Unreadable, is_id, read_object
+from tallystick.providers.square.objects import UNDECODABLE, Unreadable, fingerprint, is_id, read_object
 
 MOST_BODY_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-square-hmacsha256-signature"
@@ -36,7 +37,17 @@ class _Envelope(msgspec.Struct, frozen=True):
     data: _Data | None = None
 
 
+class _Loose(msgspec.Struct, frozen=True):
+    """An event of which nothing can be relied on."""
+
+    event_id: Any = None
+    type: Any = None
+    created_at: Any = None
+    data: Any = None
+
+
 _DECODER: Final = msgspec.json.Decoder(_Envelope)
+_LOOSE_DECODER: Final = msgspec.json.Decoder(_Loose)
 
 
 def verify(headers: Sequence[tuple[str, str]], body: bytes, *, secrets: Sequence[Secret], url: str) -> Forged | None:
@@ -61,14 +72,14 @@ def verify(headers: Sequence[tuple[str, str]], body: bytes, *, secrets: Sequence
 
 
 def parse(body: bytes | msgspec.Raw) -> Event:
-    """One event, from a webhook or from the search. Raises Unreadable.
+    """One event, as a webhook holds it. Raises Unreadable.
 
     An object of ours that cannot be read makes the whole event unreadable: told so, Square sends it again, and a
     refund that failed is not filed away as something that does not concern us.
     """
     try:
         envelope = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable("it is no event as Square writes them") from error
     if not is_id(envelope.event_id) or not envelope.type:
         raise Unreadable("it has no id or no type")
@@ -78,10 +89,12 @@ def parse(body: bytes | msgspec.Raw) -> Event:
     holds = data.object or {}
     name = next((name for name in _PURPOSES if name in holds), None)
     if name is None:
-        movement, object_id, revision = None, data.id or "", ""
+        movement, object_id, revision = None, data.id or "", _revision(envelope, holds)
     else:
         kept = read_object(_PURPOSES[name], holds[name])
         movement, object_id, revision = kept.movement(), kept.id, kept.revision
+    if "\0" in f"{envelope.type}{object_id}{revision}":
+        raise Unreadable("a text of it cannot be stored")
     return Event(
         provider="square",
         type=envelope.type,
@@ -92,3 +105,55 @@ def parse(body: bytes | msgspec.Raw) -> Event:
         movement=movement,
         body=bytes(body),
     )
+
+
+def parse_listed(body: msgspec.Raw) -> Event:
+    """One event of the search, which has no second delivery: an odd one is told without a movement.
+
+    Were it refused like a webhook, the search would never be read past it.
+    """
+    try:
+        return parse(body)
+    except Unreadable:
+        return _unread(body)
+
+
+def _unread(body: msgspec.Raw) -> Event:
+    try:
+        loose = _LOOSE_DECODER.decode(body)
+    except UNDECODABLE:
+        loose = _Loose()
+    object_id = _id_or_empty(loose.data.get("id")) if isinstance(loose.data, dict) else ""
+    kind = loose.type if isinstance(loose.type, str) and loose.type and "\0" not in loose.type else "unreadable"
+    dedup_key = _id_or_empty(loose.event_id) or f"sha256:{sha256(body).hexdigest()}"
+    return Event(
+        provider="square",
+        type=kind,
+        dedup_key=dedup_key,
+        # What changed cannot be told, so no other event is held to tell of the same.
+        change_key=f"{kind}:{object_id}:{dedup_key}",
+        object_id=object_id,
+        occurred_at=_moment_or_none(loose.created_at),
+        movement=None,
+        body=bytes(body),
+    )
+
+
+def _revision(envelope: _Envelope, holds: dict[str, msgspec.Raw]) -> str:
+    """What tells two changes apart in a kind we know nothing of: all of it, or the event itself where it holds none."""
+    try:
+        return fingerprint(holds) if holds else envelope.event_id
+    except UNDECODABLE as error:
+        raise Unreadable("it is no event as Square writes them") from error
+
+
+def _id_or_empty(value: object) -> str:
+    return value if isinstance(value, str) and is_id(value) else ""
+
+
+def _moment_or_none(value: object) -> datetime | None:
+    try:
+        found = msgspec.convert(value, datetime)
+    except msgspec.ValidationError:
+        return None
+    return found if found.tzinfo is not None else None

@@ -14,10 +14,12 @@ class StripeAccount(msgspec.Struct, frozen=True, kw_only=True):
 
     `connected_accounts`: those whose payouts we order ("acct_.../ba_..."). Stripe lists the payouts of a
     connected account only to who names it, so the ones that are missing here are missing in `movements`.
+    `account_id`: our own acct_..., where a person should see which of several accounts it is.
     """
 
     api_key: Secret
     api_base: str = LIVE_BASE
+    account_id: str = ""
     webhook_secrets: tuple[Secret, ...] = ()
     connected_accounts: tuple[str, ...] = ()
     requests_per_second: float | None = None

@@ -37,9 +37,10 @@ from tallystick.providers.stripe.account import StripeAccount
 from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
 from tallystick.providers.stripe.objects import PATHS, Unreadable, is_id, read_object
 from tallystick.providers.stripe.reply import done_with, read_reply
-from tallystick.providers.stripe.request import purpose_of, request_for
+from tallystick.providers.stripe.request import is_account, purpose_of, request_for
 
 _OK: Final = 200
+_LIVE_PREFIXES: Final = ("sk_live_", "rk_live_")
 
 
 class Stripe:
@@ -57,6 +58,13 @@ class Stripe:
             raise Misconfigured("the Stripe API key is empty or has characters that no key has")
         if not all(is_id(name) for name in account.connected_accounts):
             raise Misconfigured("a connected account of Stripe's is no acct_...")
+        if account.account_id and not is_account(account.account_id):
+            raise Misconfigured("the account id of Stripe's is no acct_...")
+        # With an empty key anybody can sign.
+        if not all(secret.reveal().strip() for secret in account.webhook_secrets):
+            raise Misconfigured("a webhook secret of Stripe's is empty")
+        mode = "live" if key.startswith(_LIVE_PREFIXES) else "test"
+        self.account: str = f"{mode} {account.account_id}".rstrip()
         self._account = account
         self._line = Line(
             FACTS,
@@ -67,6 +75,11 @@ class Stripe:
             tls=tls,
         )
         self.breaker: Breaker = self._line.breaker
+
+    def refusal(self, instruction: Instruction) -> Refused | None:
+        """Amounts, destinations and texts that Stripe cannot take."""
+        request = request_for(instruction)
+        return request if isinstance(request, Refused) else None
 
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """A PaymentIntent. Without a payment method it waits for the customer, who needs its client secret."""

@@ -10,6 +10,7 @@ import msgspec
 from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, Trouble, classify
 from tallystick.providers.http import Reply
+from tallystick.providers.stripe.objects import UNDECODABLE
 
 # 2.4 leaves the status of some codes open (balance_insufficient): these are the ones a refusal comes with.
 _REFUSING_STATUSES: Final = (400, 402, 404)
@@ -92,7 +93,7 @@ def trouble(reply: Reply) -> Trouble:
     replayed = is_replayed(reply)
     try:
         detail = _DECODER.decode(reply.body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return Trouble(reply=reply, message=f"Stripe answered {reply.status} without words.", replayed=replayed)
     words = detail.message or f"Stripe answered {reply.status}."
     if detail.decline_code:

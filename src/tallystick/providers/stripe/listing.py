@@ -5,20 +5,21 @@ lists begin with the newest, so the span is halved until what is in it fits on o
 """
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import datetime, timedelta
-from math import ceil
+from math import floor
 from typing import Final
 
 from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event, EventPage, Movement
+from tallystick.core.provider import Event, EventPage, Exchange, Movement
 from tallystick.errors import ProviderUnreachable
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.facts import FACTS
-from tallystick.providers.stripe.objects import PATHS, Page, Unreadable, is_id, read_object
+from tallystick.providers.stripe.objects import PATHS, Page, Unreadable, full_id, is_id, read_object
 from tallystick.providers.stripe.pages import item_id, page_of, pages
 from tallystick.providers.stripe.request import Pairs
-from tallystick.providers.stripe.webhook import parse
+from tallystick.providers.stripe.webhook import parse_listed
 
 _EVENTS: Final = "/v1/events"
 # A million objects of one kind: a span this full must be asked for in parts.
@@ -27,6 +28,8 @@ MOST_PAGES: Final = 10_000
 _MOST_STEPS: Final = 64
 # A second with more than 10,000 events is none.
 _MOST_PAGES_OF_A_SECOND: Final = 100
+# Enough for a person to start with.
+MOST_NAMED: Final = 20
 _ORDER: Final[tuple[Purpose, ...]] = ("charge", "refund", "transfer", "payout")
 _MISSING_STATUSES: Final = frozenset({400, 404})
 # The code of an id that Stripe does not have (any more).
@@ -36,17 +39,25 @@ _MISSING: Final = "resource_missing"
 async def movements(
     line: Line, *, since: datetime, until: datetime, connected_accounts: tuple[str, ...]
 ) -> AsyncIterator[Movement]:
-    """Everything made in [since, until): the platform's, and the payouts of the connected accounts."""
-    # Stripe's times are whole seconds: with both ends rounded up, two spans that meet share nothing and miss nothing.
+    """Everything made in [since, until): the platform's, and the payouts of the connected accounts.
+
+    What cannot be read hides nothing else: it is named by raising at the very end.
+    """
+    # Stripe's times are whole seconds, cut off. With both ends cut off alike, two spans that meet share nothing and
+    # miss nothing, also where the first was read before its last second was over: that second is the next one's.
     span = (
-        ("created[gte]", str(ceil(since.timestamp()))),
-        ("created[lt]", str(ceil(until.timestamp()))),
+        ("created[gte]", str(floor(since.timestamp()))),
+        ("created[lt]", str(floor(until.timestamp()))),
     )
+    odd: list[str] = []
     sources: list[tuple[Purpose, str]] = [(purpose, "") for purpose in _ORDER]
     sources += [("payout", account) for account in connected_accounts]
     for purpose, account in sources:
-        async for movement in _kind(line, purpose, span, account):
+        async for movement in _kind(line, purpose, span, account, odd):
             yield movement
+    if odd:
+        more = f" and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
+        raise ProviderUnreachable("stripe", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
 
 
 async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
@@ -62,24 +73,26 @@ async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
                 if error.exchange.status not in _MISSING_STATUSES or _MISSING not in error.exchange.said:
                     raise
             else:
-                newest = item_id(page.data, 0, exchange) if page.data else cursor
+                newest = _newest(page, exchange, before=cursor, more=page.has_more)
                 return EventPage(events=_oldest_first(page), cursor=newest, more=page.has_more)
         return await _oldest(line, now)
     except BrokenOff as error:
         raise ProviderUnreachable("stripe", str(error)) from error
-    except Unreadable as error:
-        raise ProviderUnreachable("stripe", f"an event cannot be read: {error}") from error
 
 
-async def _kind(line: Line, purpose: Purpose, span: Pairs, account: str) -> AsyncIterator[Movement]:
+async def _kind(line: Line, purpose: Purpose, span: Pairs, account: str, odd: list[str]) -> AsyncIterator[Movement]:
+    """All of one kind that can be read; the rest is added to `odd`."""
     try:
-        async for page, _ in pages(line, PATHS[purpose], span, account=account, most=MOST_PAGES):
-            for item in page.data:
-                yield read_object(purpose, item).movement(account)
+        async for page, exchange in pages(line, PATHS[purpose], span, account=account, most=MOST_PAGES):
+            for index, item in enumerate(page.data):
+                try:
+                    movement = read_object(purpose, item).movement(account)
+                except Unreadable as error:
+                    odd.append(f"{purpose} {_name(page, index, exchange, account)} ({error})")
+                else:
+                    yield movement
     except BrokenOff as error:
         raise ProviderUnreachable("stripe", str(error)) from error
-    except Unreadable as error:
-        raise ProviderUnreachable("stripe", f"a {purpose} cannot be read: {error}") from error
 
 
 async def _oldest(line: Line, now: datetime) -> EventPage:
@@ -91,7 +104,8 @@ async def _oldest(line: Line, now: datetime) -> EventPage:
         if page.has_more:
             crowded = end
         elif page.data:
-            return EventPage(events=_oldest_first(page), cursor=item_id(page.data, 0, exchange), more=end < last)
+            newest = _newest(page, exchange, before="", more=end < last)
+            return EventPage(events=_oldest_first(page), cursor=newest, more=end < last)
         elif crowded is None:
             return EventPage(events=(), cursor="", more=False)
         else:
@@ -114,10 +128,27 @@ async def _whole(line: Line, span: Pairs, *, more: bool) -> EventPage:
     found: list[Event] = []
     newest = ""
     async for page, exchange in pages(line, _EVENTS, span, most=_MOST_PAGES_OF_A_SECOND):
-        newest = newest or item_id(page.data, 0, exchange)
-        found.extend(parse(item) for item in page.data)
+        newest = newest or _newest(page, exchange, before="", more=more or page.has_more)
+        found.extend(parse_listed(item) for item in page.data)
     return EventPage(events=tuple(reversed(found)), cursor=newest, more=more)
 
 
+def _name(page: Page, index: int, exchange: Exchange, account: str) -> str:
+    try:
+        return full_id(item_id(page.data, index, exchange), account)
+    except BrokenOff:
+        return "without an id"
+
+
+def _newest(page: Page, exchange: Exchange, *, before: str, more: bool) -> str:
+    """The cursor after a page: its newest event that has an id. Newer ones without are told again. Raises BrokenOff."""
+    for index in range(len(page.data)):
+        with suppress(BrokenOff):
+            return item_id(page.data, index, exchange)
+    if more:
+        raise BrokenOff("no event of the page has an id to go on from", exchange)
+    return before
+
+
 def _oldest_first(page: Page) -> tuple[Event, ...]:
-    return tuple(parse(item) for item in reversed(page.data))
+    return tuple(parse_listed(item) for item in reversed(page.data))

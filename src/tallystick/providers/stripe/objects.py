@@ -6,6 +6,7 @@ Unknown fields are let pass, wrong types are not. Amounts are integers in Stripe
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -49,6 +50,9 @@ PAYOUT_STATES: Final[Mapping[str, State]] = MappingProxyType(
     }
 )
 
+# Whatever decoding a body can raise: one that is nested deeply enough ends in a RecursionError.
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _ID: Final = re.compile(r"[A-Za-z0-9_]{1,255}")
 
 
@@ -84,13 +88,13 @@ class PaymentIntent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refund(msgspec.Struct, frozen=True, kw_only=True):
-    """docs/providers.md 2.7."""
+    """docs/providers.md 2.7. Stripe leaves the status of some empty: what becomes of those is still open."""
 
     id: str
     object: Literal["refund"]
     amount: int
     currency: str
-    status: str
+    status: str | None
     created: int
     payment_intent: str | None = None
     charge: str | None = None
@@ -103,12 +107,13 @@ class Refund(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        return self.status
+        return self.status or ""
 
     def movement(self, account: str = "") -> Movement:
-        state = REFUND_STATES.get(self.status, "moving")
+        status = self.status or ""
+        state = REFUND_STATES.get(status, "moving")
         parent = self.payment_intent or self.charge or ""
-        return _movement(self, account, purpose="refund", state=state, status=self.status, parent=parent)
+        return _movement(self, account, purpose="refund", state=state, status=status, parent=parent)
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +203,7 @@ def read_object(purpose: Purpose, body: bytes | msgspec.Raw) -> Kept:
     """One object of the kind that is expected. Raises Unreadable."""
     try:
         kept = _DECODERS[purpose].decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable(f"it is no {purpose} as Stripe writes them") from error
     if not is_id(kept.id):
         raise Unreadable("it has no id")
@@ -209,7 +214,7 @@ def read_page(body: bytes) -> Page:
     """One page of a list. Raises Unreadable."""
     try:
         page = _PAGE_DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unreadable("it is no list as Stripe writes them") from error
     if page.has_more and not page.data:
         raise Unreadable("the list goes on after nothing")
@@ -229,6 +234,11 @@ def moment(seconds: int) -> datetime:
         raise Unreadable("its time is none") from error
 
 
+def fingerprint(body: msgspec.Raw) -> str:
+    """The same for the same content, however it is spaced and ordered. Raises what `UNDECODABLE` names."""
+    return sha256(msgspec.json.encode(msgspec.json.decode(body), order="sorted")).hexdigest()[:32]
+
+
 def full_id(object_id: str, account: str) -> str:
     """How we name an object: one of a connected account's carries the account, without which none can be asked."""
     return f"{account}/{object_id}" if account else object_id
@@ -242,6 +252,8 @@ def _movement(kept: Kept, account: str, *, purpose: Purpose, state: State, statu
     amount = from_minor(kept.amount, currency, provider="stripe")
     if isinstance(amount, NotRepresentable):
         raise Unreadable("its amount cannot be held")
+    if "\0" in f"{status}{kept.reference}{parent}":
+        raise Unreadable("a text of it cannot be stored")
     return Movement(
         provider="stripe",
         purpose=purpose,

@@ -9,7 +9,7 @@ from tallystick.core.provider import Exchange
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
-from tallystick.providers.stripe.objects import Page, Unreadable, is_id, read_page
+from tallystick.providers.stripe.objects import UNDECODABLE, Page, Unreadable, is_id, read_page
 from tallystick.providers.stripe.request import Pairs, form
 
 PAGE_SIZE: Final = 100  # docs/providers.md 2.1: the most there is
@@ -55,7 +55,7 @@ def item_id(items: Sequence[msgspec.Raw], index: int, exchange: Exchange) -> str
     """The id of one item, which is a cursor. Raises BrokenOff."""
     try:
         found = _ID_DECODER.decode(items[index]).id
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BrokenOff("an item of the list has no id", exchange) from error
     if not is_id(found):
         raise BrokenOff("an item of the list has an odd id", exchange)

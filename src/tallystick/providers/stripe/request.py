@@ -68,6 +68,11 @@ def purpose_of(instruction: Instruction) -> Purpose:
             return "payout" if _BANK.fullmatch(instruction.destination) else "transfer"
 
 
+def is_account(text: str) -> bool:
+    """Whether it can be the id of an account."""
+    return _CONNECTED.fullmatch(text) is not None
+
+
 def account_of(instruction: Instruction) -> str:
     """The connected account whose payout it is; empty for everything that is the platform's own."""
     match = _BANK.fullmatch(instruction.destination) if isinstance(instruction, Transfer) else None
@@ -163,7 +168,7 @@ def _refund(refund: Refund, minor: int) -> Request | Refused:
 
 def _transfer(transfer: Transfer, minor: int, purpose: Purpose) -> Request | Refused:
     bank = _BANK.fullmatch(transfer.destination)
-    if bank is None and not _CONNECTED.fullmatch(transfer.destination):
+    if bank is None and not is_account(transfer.destination):
         return _refused(
             "destination_invalid",
             "The destination is none of Stripe's: acct_... for a connected account, ba_... or card_... for our own "

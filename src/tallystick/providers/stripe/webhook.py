@@ -6,6 +6,7 @@ the official package lets a time in the future pass, and with it a replay for as
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 from typing import Any, Final
@@ -15,7 +16,15 @@ import msgspec
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
-from tallystick.providers.stripe.objects import Unreadable, full_id, is_id, moment, read_object
+from tallystick.providers.stripe.objects import (
+    UNDECODABLE,
+    Unreadable,
+    fingerprint,
+    full_id,
+    is_id,
+    moment,
+    read_object,
+)
 
 MOST_BODY_BYTES: Final = 1024 * 1024
 # One for each active secret of the endpoint; a header of thousands is not from Stripe.
@@ -48,11 +57,21 @@ class _Any(msgspec.Struct, frozen=True):
 
     kind: str = msgspec.field(name="object", default="")
     id: str | None = None
-    status: Any = None
+
+
+class _Loose(msgspec.Struct, frozen=True):
+    """An event of which nothing can be relied on."""
+
+    id: Any = None
+    type: Any = None
+    created: Any = None
+    data: Any = None
+    account: Any = None
 
 
 _ENVELOPE_DECODER: Final = msgspec.json.Decoder(_Envelope)
 _ANY_DECODER: Final = msgspec.json.Decoder(_Any)
+_LOOSE_DECODER: Final = msgspec.json.Decoder(_Loose)
 
 
 def verify(
@@ -90,7 +109,7 @@ def verify(
 
 
 def parse(body: bytes | msgspec.Raw) -> Event:
-    """One event, from a webhook or from the list of events. Raises Unreadable.
+    """One event, as a webhook holds it. Raises Unreadable.
 
     An object of ours that cannot be read makes the whole event unreadable: told so, Stripe sends it again for
     days, and a payout that failed is not filed away as something that does not concern us.
@@ -98,15 +117,17 @@ def parse(body: bytes | msgspec.Raw) -> Event:
     try:
         envelope = _ENVELOPE_DECODER.decode(body)
         thing = _ANY_DECODER.decode(envelope.data.object)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        purpose = _PURPOSES.get(thing.kind)
+        version = "" if purpose else fingerprint(envelope.data.object)
+    except UNDECODABLE as error:
         raise Unreadable("it is no event as Stripe writes them") from error
     account = envelope.account or ""
     if not is_id(envelope.id) or not envelope.type or (account and not is_id(account)):
         raise Unreadable("it has no id, no type or an odd account")
-    purpose = _PURPOSES.get(thing.kind)
-    if purpose is None:
-        movement, version = None, thing.status if isinstance(thing.status, str) else ""
-    else:
+    if "\0" in envelope.type or "\0" in (thing.id or ""):
+        raise Unreadable("a text of it cannot be stored")
+    movement = None
+    if purpose is not None:
         kept = read_object(purpose, envelope.data.object)
         movement, version = kept.movement(account), kept.version
     object_id = full_id(thing.id or "", account)
@@ -115,12 +136,58 @@ def parse(body: bytes | msgspec.Raw) -> Event:
         type=envelope.type,
         dedup_key=envelope.id,
         # 2.10: sometimes two events tell of one change; object and type are equal, and so is what it has become.
+        # Of a kind we know that is its version; of another only the whole tells two changes apart.
         change_key=f"{envelope.type}:{object_id}:{version}",
         object_id=object_id,
         occurred_at=moment(envelope.created),
         movement=movement,
         body=bytes(body),
     )
+
+
+def parse_listed(body: msgspec.Raw) -> Event:
+    """One event of the list, which has no second delivery: an odd one is told without a movement.
+
+    Were it refused like a webhook, the list would never be read past it.
+    """
+    try:
+        return parse(body)
+    except Unreadable:
+        return _unread(body)
+
+
+def _unread(body: msgspec.Raw) -> Event:
+    try:
+        loose = _LOOSE_DECODER.decode(body)
+    except UNDECODABLE:
+        loose = _Loose()
+    thing = loose.data.get("object") if isinstance(loose.data, dict) else None
+    named = _id_or_empty(thing.get("id")) if isinstance(thing, dict) else ""
+    object_id = full_id(named, _id_or_empty(loose.account)) if named else ""
+    kind = loose.type if isinstance(loose.type, str) and loose.type and "\0" not in loose.type else "unreadable"
+    dedup_key = _id_or_empty(loose.id) or f"sha256:{sha256(body).hexdigest()}"
+    return Event(
+        provider="stripe",
+        type=kind,
+        dedup_key=dedup_key,
+        # What changed cannot be told, so no other event is held to tell of the same.
+        change_key=f"{kind}:{object_id}:{dedup_key}",
+        object_id=object_id,
+        occurred_at=_moment_or_none(loose.created),
+        movement=None,
+        body=bytes(body),
+    )
+
+
+def _id_or_empty(value: object) -> str:
+    return value if isinstance(value, str) and is_id(value) else ""
+
+
+def _moment_or_none(value: object) -> datetime | None:
+    try:
+        return moment(value) if isinstance(value, int) else None
+    except Unreadable:
+        return None
 
 
 def _untimely(age_seconds: float, tolerance_seconds: float) -> Forged | None:

@@ -36,7 +36,7 @@ from tallystick.providers.wise.facts import FACTS
 from tallystick.providers.wise.listing import Broken, Listing
 from tallystick.providers.wise.saga import Saga
 from tallystick.providers.wise.webhook import public_keys, receive
-from tallystick.providers.wise.wording import refused, wording
+from tallystick.providers.wise.wording import Wording, refused, wording
 
 _OK: Final = 200
 _MOST_ID_DIGITS: Final = 18
@@ -51,6 +51,7 @@ class Wise:
         """Raises Misconfigured for an account that could never work."""
         _check(account)
         self._account = account
+        self.account = f"profile {account.profile_id}"
         self._keys = public_keys(account.webhook_keys)
         self._line = Line(
             FACTS,
@@ -63,22 +64,40 @@ class Wise:
         self.breaker = self._line.breaker
         self._listing = Listing(self._line, account.profile_id)
 
+    def refusal(self, instruction: Instruction) -> Refused | None:
+        """Amounts, destinations and texts that Wise cannot take; charges and refunds."""
+        words = self._wording(instruction)
+        return words if isinstance(words, Refused) else None
+
     async def charge(self, charge: Charge, sending: Sending) -> Answer:
         """Not at Wise."""
-        del charge, sending
-        return refused("cannot_take_money", "Wise's API takes no payments. Charge with another provider.")
+        return await self._pay(charge, sending)
 
     async def refund(self, refund: Refund, sending: Sending) -> Answer:
         """Not at Wise."""
-        del refund, sending
-        return refused("cannot_refund", "Wise takes no payments, so none can be refunded. Pay by a transfer instead.")
+        return await self._pay(refund, sending)
 
     async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
         """Pay a third party. For the forms of `destination` see wise.wording."""
-        words = wording(transfer, self._account)
+        return await self._pay(transfer, sending)
+
+    async def _pay(self, instruction: Instruction, sending: Sending) -> Answer:
+        words = self._wording(instruction)
         if isinstance(words, Refused):
             return words
         return await Saga(self._line, self._listing, self._account.profile_id, words, sending).run()
+
+    def _wording(self, instruction: Instruction) -> Wording | Refused:
+        match instruction:
+            case Charge():
+                return refused("cannot_take_money", "Wise's API takes no payments. Charge with another provider.")
+            case Refund():
+                message = "Wise takes no payments, so none can be refunded. Pay by a transfer instead."
+                return refused("cannot_refund", message)
+            case Transfer():
+                return wording(instruction, self._account)
+            case _:
+                assert_never(instruction)
 
     async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
         """Transfers by our reference, out of all since the first send."""
@@ -111,7 +130,8 @@ class Wise:
         return kind_of(instruction)
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
-        """Every transfer that was made in [since, until), funded or not."""
+        """Every transfer that was made in [since, until), funded or not, both cut to whole seconds."""
+        since, until = since.replace(microsecond=0), until.replace(microsecond=0)
         async for transfer in self._listing.transfers(since, until):
             if isinstance(transfer, Broken):
                 raise ProviderUnreachable("wise", transfer.message.rstrip("."))
@@ -129,7 +149,7 @@ class Wise:
     def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
         """The signature covers no time, so `now` decides nothing."""
         del now
-        return receive(self._keys, headers, body)
+        return receive(self._keys, self._account.profile_id, headers, body)
 
     async def ping(self) -> Reachability:
         """List one transfer."""

@@ -25,7 +25,7 @@ TABLE: Final[tuple[Row, ...]] = (
     # may be there, and may be funded.
     Row(type=OWN_ID, verdict="unknown", source="docs/providers.md 9, Open points"),
     Row(status=401, verdict="needs_person", source="docs/providers.md 5, Hosts"),
-    # On funding: the transfer is there and unfunded until a person approves.
+    # On funding a transfer is there, unfunded until a person approves: the saga makes an Unknown of it.
     Row(status=403, code=SCA_REQUIRED, verdict="needs_person", source="docs/providers.md 5, SCA"),
     Row(status=403, verdict="needs_person", source="docs/providers.md 5, SCA"),
     # The header X-Rate-Limited-By names the limiter that turned the request away.
@@ -56,7 +56,7 @@ def trouble(reply: Reply, step: Literal["making", "funding"]) -> Trouble:
     """An error reply, taken apart. Errors of a funding are plain text (docs/providers.md 5, Trap)."""
     try:
         faults = msgspec.json.decode(reply.body, type=_Faults).errors
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         faults = []
     code = faults[0].code if faults else f"status_{reply.status}"
     if reply.status == _FORBIDDEN and _SCA_HEADER in reply.headers:

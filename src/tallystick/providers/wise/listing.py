@@ -1,7 +1,11 @@
 """Wise's transfers of a span of time, page after page, matched by us (docs/providers.md 5, Look-up).
 
 A list is the whole list or nothing. It is paged by offset: what is made meanwhile pushes others to a later page, so
-one may come twice, and none is lost.
+one may come twice, and none is lost. A page may be shorter than was asked for without being the last: only an empty
+one ends the list.
+
+Wise filters by its own time, and may print it in whole seconds. So a span is cut to whole seconds: what was made in
+the second in which two spans meet would otherwise be shown in one and counted by its printed time to the other.
 """
 
 from collections.abc import AsyncIterator
@@ -16,8 +20,8 @@ from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
 from tallystick.providers.wise.objects import Transfer, movement, read
 
-# Our clock and Wise's may differ by this much.
-EARLIER: Final = timedelta(minutes=10)
+# Our clock and Wise's may differ by this much, to either side.
+SKEW: Final = timedelta(minutes=10)
 PAGE: Final = 100
 # Fifty thousand transfers of one span; more are listed in shorter spans.
 MOST_PAGES: Final = 500
@@ -63,10 +67,10 @@ class Listing:
         return Absent(lookup=Lookup.SCAN, evidence=finding.evidence)
 
     async def find(self, reference: str, *, first_sent_at: datetime, until: datetime) -> Finding:
-        """The transfers under our reference, each once."""
+        """The transfers under our reference, each once, made between the two moments by whoever's clock."""
         evidence: tuple[Exchange, ...] = ()
         found: dict[int, Transfer] = {}
-        async for page in self._pages(first_sent_at - EARLIER, until):
+        async for page in self._pages(first_sent_at - SKEW, until + SKEW):
             if isinstance(page, Broken):
                 seen = evidence if page.exchange is None else (*evidence, page.exchange)
                 return Finding(transfers=(), evidence=seen, broken=page)
@@ -75,7 +79,7 @@ class Listing:
         return Finding(transfers=tuple(found.values()), evidence=evidence)
 
     async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer | Broken]:
-        """All that were made, each once."""
+        """All that were made, each once; `since` and `until` are whole seconds."""
         seen: set[int] = set()
         async for page in self._pages(since, until):
             if isinstance(page, Broken):
@@ -94,8 +98,9 @@ class Listing:
             "createdDateEnd": _text(until + timedelta(milliseconds=1)),
             "limit": str(PAGE),
         }
-        for number in range(MOST_PAGES):
-            query["offset"] = str(number * PAGE)
+        offset = 0
+        for _ in range(MOST_PAGES):
+            query["offset"] = str(offset)
             said = await self._line.ask("GET", f"/v1/transfers?{urlencode(query)}")
             if not isinstance(said.result, Reply):
                 yield Broken("unanswered", f"Wise did not answer: {said.result.reason}.", said.exchange)
@@ -105,8 +110,9 @@ class Listing:
                 yield Broken("answer_unreadable", f"Wise answered {said.result.status}.", said.exchange)
                 return
             yield transfers, said.exchange
-            if len(transfers) < PAGE:
+            if not transfers:
                 return
+            offset += len(transfers)
         yield Broken("too_many_pages", f"Wise's list has more than {MOST_PAGES} pages.")
 
 

@@ -26,13 +26,19 @@ STATES: Final[dict[str, State]] = {
     "cancelled": "failed",
     "funds_refunded": "returned",
 }
-# These are not before their funding any more.
+# These are not before their funding any more. What was refunded had moved, and came back.
 FUNDED: Final = frozenset(
-    {"incoming_payment_initiated", "processing", "funds_converted", "outgoing_payment_sent", "bounced_back"}
+    {
+        "incoming_payment_initiated",
+        "processing",
+        "funds_converted",
+        "outgoing_payment_sent",
+        "bounced_back",
+        "funds_refunded",
+    }
 )
 UNFUNDED: Final = "incoming_payment_waiting"
 CANCELLED: Final = "cancelled"
-OVER: Final = frozenset({CANCELLED, "funds_refunded"})
 
 # A JSON number, and not one whose exponent alone fills the memory.
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?")
@@ -72,6 +78,7 @@ class Transfer(msgspec.Struct, frozen=True, rename="camel"):
     target_currency: str
     target_value: msgspec.Raw
     target_account: int | None = None
+    quote_uuid: str | None = None
     customer_transaction_id: str | None = None
     created: str | None = None
 
@@ -93,7 +100,8 @@ def read(body: bytes, wanted: type[Read]) -> Read | None:
     """The body as what it should be; None for anything else."""
     try:
         return msgspec.json.decode(body, type=wanted)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    # A body of brackets alone is deeper than the decoder goes.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

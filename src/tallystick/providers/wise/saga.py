@@ -2,8 +2,9 @@
 
     quote ──> recipient ──> transfer ──> fund ──> Done
       │           │            │          ├── 409: funded before? looked at, then Done
-      │           │            │          └── REJECTED: looked at, cancelled, then Refused
-      └───────────┴── error: nothing can have moved
+      │           │            │          ├── REJECTED: looked at, cancelled if it is ours alone, then Refused
+      │           │            │          └── anything else: Unknown
+      └───────────┴────────────┴── refused: no transfer of an earlier send either? then Refused
 
     quote      moves nothing and binds nobody: repeated with every send, and left to expire.
     recipient  moves nothing. Sent again it makes a harmless second one; where the destination is a number, none.
@@ -19,10 +20,21 @@
                cancelling that would take a payment back. One that waits for a person's approval stays: the same key
                goes on from there.
 
-Each call needs the leave to send; one that is left out for want of it is Busy. What is said here is said of this
-send alone: an earlier one under the same key may have gone further.
+Once a transfer is there somebody may fund it, with us or without: a person in Wise's app, or another send. So from
+then on nothing is Busy, whatever kept us from funding; and before anything is Refused, what an earlier send may have
+made is looked for.
+
+Cancelling is for the one who is alone with the transfer. Between the look and the cancelling another send's funding
+may arrive: that one is told Done, and we would cancel a payment. Another send can be in its funding call only if it
+came before us, for a later one begins when our leave is over, and without leave we do not cancel. So we cancel only
+on the first send, and only what was made of this send's own quote, which nobody else has. Otherwise it is Unknown: the
+same key goes on from there, or a person decides.
+
+Each call needs the leave to send; one that is left out for want of it is Busy as long as there is no transfer. What
+is Busy is said of this send alone: an earlier one under the same key may have gone further.
 """
 
+from datetime import timedelta
 from typing import Final, TypeVar
 
 import msgspec
@@ -31,12 +43,12 @@ from tallystick.core.provider import Answer, Busy, Done, Exchange, Refused, Send
 from tallystick.providers.classification import classify
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line, Said
-from tallystick.providers.wise.answers import OWN_ID, TABLE, trouble
+from tallystick.providers.steady import steady
+from tallystick.providers.wise.answers import OWN_ID, SCA_REQUIRED, TABLE, trouble
 from tallystick.providers.wise.listing import Listing
 from tallystick.providers.wise.objects import (
     CANCELLED,
     FUNDED,
-    OVER,
     UNFUNDED,
     Funding,
     Quote,
@@ -58,6 +70,9 @@ _PERSON_PAUSE_SECONDS: Final = 60.0
 _FUND: Final = b'{"type":"BALANCE"}'
 # Other clients of Wise's meet it instead of the 409.
 _FUNDED_BEFORE: Final = "payment.exists"
+# From the first send's commit to its not-after is one leave, some of which is gone when we begin; to the not-after of
+# a send after one that was not answered it is two leaves at least.
+_LEAVES_OF_A_FIRST_SEND: Final = 1.5
 
 Read = TypeVar("Read")
 
@@ -73,15 +88,28 @@ class Saga:
         self._wording = wording
         self._sending = sending
         self._evidence: tuple[Exchange, ...] = ()
+        self._quote_id = ""
+        leave = timedelta(seconds=sending.sendable_until - steady())
+        self._is_first = sending.not_after - sending.first_sent_at <= leave * _LEAVES_OF_A_FIRST_SEND
 
     async def run(self) -> Answer:
         """All four, as far as they go."""
+        made = await self._transfer()
+        if isinstance(made, Refused):
+            made = await self._earlier(made)
+        if not isinstance(made, Transfer):
+            return made
+        return await self._after_making(made)
+
+    async def _transfer(self) -> Transfer | Answer:
+        """The first three."""
         quote = await self._harmless("quote", f"/v3/profiles/{self._profile_id}/quotes", self._wording.quote, Quote)
         if not isinstance(quote, Quote):
             return quote
         fault = self._quote_fault(quote)
         if fault is not None:
             return fault
+        self._quote_id = quote.id
         recipient_id = self._wording.recipient_id
         if recipient_id is None:
             recipient = await self._harmless("recipient", "/v1/accounts", self._wording.recipient, Recipient)
@@ -90,10 +118,7 @@ class Saga:
             if recipient.id <= 0 or recipient.currency not in {None, self._wording.currency}:
                 return self._nothing_moved("recipient_differs", "Wise made another recipient than was asked for.")
             recipient_id = recipient.id
-        made = await self._make(quote.id, recipient_id)
-        if not isinstance(made, Transfer):
-            return made
-        return await self._after_making(made)
+        return await self._make(quote.id, recipient_id)
 
     async def _harmless(self, step: str, path: str, body: bytes, wanted: type[Read]) -> Read | Refused | Busy:
         """A call that cannot move money: an error is final by the table, and otherwise known not to have moved any."""
@@ -148,14 +173,24 @@ class Saga:
             return self._unknown("answer_differs", "Wise's transfer is not the one that was asked for.")
         return made
 
-    async def _earlier(self, answer: Unknown) -> Transfer | Answer:
-        """Wise knows our id and does not repeat what it made of it: that is looked for in its list."""
+    async def _earlier(self, answer: Unknown | Refused) -> Transfer | Answer:
+        """What an earlier send made is looked for in Wise's list; `answer` where there is none.
+
+        Either Wise knows our id and does not repeat what it made of it, or this send is refused: that would be
+        final, and an earlier one may have left a transfer that was funded since, or still can be.
+        """
         finding = await self._listing.find(
             self._wording.reference, first_sent_at=self._sending.first_sent_at, until=self._sending.not_after
         )
         self._evidence += finding.evidence
         if len(finding.transfers) == 1 and self._is_ours(finding.transfers[0]):
             return finding.transfers[0]
+        if isinstance(answer, Refused) and finding.broken is not None:
+            message = f"Wise refused it ({answer.code}), and did not show whether an earlier send made a transfer."
+            return self._nothing_moved("earlier_unclear", message)
+        if isinstance(answer, Refused) and finding.transfers:
+            message = f"Wise refused it ({answer.code}), and shows what earlier sends made: not the one asked for."
+            return self._unknown("earlier_differs", message)
         return msgspec.structs.replace(answer, evidence=self._evidence)
 
     def _is_ours(self, made: Transfer) -> bool:
@@ -167,7 +202,7 @@ class Saga:
         )
 
     async def _after_making(self, made: Transfer) -> Answer:
-        if made.status in FUNDED | OVER:
+        if made.status in FUNDED or made.status == CANCELLED:
             return self._settled(made)
         if made.status != UNFUNDED:
             return self._unknown(
@@ -178,13 +213,13 @@ class Saga:
     async def _fund(self, made: Transfer) -> Answer:
         said = await self._send("POST", f"/v3/profiles/{self._profile_id}/transfers/{made.id}/payments", _FUND)
         if isinstance(said, Busy):
-            return said
+            return self._unfunded(made, said)
         if not isinstance(said.result, Reply):
             return self._unknown("unanswered", f"Wise gave no whole answer to the funding ({said.result.reason}).")
         if said.result.status == _CONFLICT:
             return await self._after_conflict(made)
         if said.result.status >= _ERROR:
-            return classify(TABLE, trouble(said.result, "funding"), self._evidence)
+            return self._unfunded(made, classify(TABLE, trouble(said.result, "funding"), self._evidence))
         funding = read(said.result.body, Funding) if said.result.status in _SUCCESS else None
         if funding is None or funding.type != "BALANCE":
             return self._unknown("answer_unreadable", "Wise's answer to the funding cannot be read.")
@@ -196,18 +231,30 @@ class Saga:
             case _:
                 return self._unknown("answer_unreadable", f"The funding of transfer {made.id} is {funding.status}.")
 
+    def _unfunded(self, made: Transfer, answer: Refused | Busy | Unknown) -> Unknown:
+        """This send did not fund it. It is there, and whoever reads "nothing happened" may let it be funded."""
+        if isinstance(answer, Unknown):
+            return answer
+        message = f"{answer.message} Transfer {made.id} is made, and this send did not fund it."
+        if isinstance(answer, Busy) and answer.needs_person:
+            wanted = "approve its funding" if answer.code == SCA_REQUIRED else "let our API key fund transfers"
+            message = f"{message} A person must {wanted} at Wise; or cancel it there, if it shall not be paid."
+        return Unknown(code=answer.code, message=message, evidence=answer.evidence)
+
     async def _after_conflict(self, made: Transfer) -> Answer:
         """Funded before, says Wise. It is asked, not believed."""
         shown = await self._look_at(made)
-        if shown is not None and shown.status in FUNDED | OVER:
+        if shown is not None and (shown.status in FUNDED or shown.status == CANCELLED):
             return self._settled(shown)
         return self._unknown("already_funded", f"Wise says transfer {made.id} was funded before, and does not show it.")
 
     async def _after_rejection(self, made: Transfer, code: str) -> Answer:
+        """Cancel it, where no other send can be funding it (see above)."""
         shown = await self._look_at(made)
-        if shown is not None and shown.status in FUNDED | OVER:
+        if shown is not None and (shown.status in FUNDED or shown.status == CANCELLED):
             return self._settled(shown)
-        if shown is None or shown.status != UNFUNDED or code == _FUNDED_BEFORE:
+        is_ours_alone = self._is_first and made.quote_uuid == self._quote_id
+        if shown is None or shown.status != UNFUNDED or code == _FUNDED_BEFORE or not is_ours_alone:
             return self._unknown("funding_rejected", f"The funding of transfer {made.id} was rejected ({code}).")
         return await self._cancel(made, code)
 
@@ -238,7 +285,7 @@ class Saga:
         return said
 
     def _settled(self, made: Transfer) -> Answer:
-        if made.status in OVER:
+        if made.status == CANCELLED:
             message = f"Transfer {made.id} of an earlier send is {made.status}: nothing is paid under this key."
             return Refused(code="transfer_cancelled", message=message, evidence=self._evidence)
         return self._done(made)

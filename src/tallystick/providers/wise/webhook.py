@@ -3,6 +3,9 @@
 The signature covers no time of its own, so a replay is stopped by the dedup key alone. That is made of what happened:
 the delivery's own id changes when Wise delivers again. A state change names no amount, so an event carries no
 movement: whoever needs it asks for the transfer by its id, which also heals the order (docs/providers.md 5, Event).
+
+One key signs the webhooks of all of Wise's customers, so a genuine one may be about a profile that is not ours: it is
+not believed. Headers are not signed: none of them, nor X-Test-Notification, changes what a signed body means.
 """
 
 import binascii
@@ -25,11 +28,11 @@ from tallystick.providers.wise.objects import moment, read
 
 MOST_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-signature-sha256"
-_TEST_HEADER: Final = "x-test-notification"
 
 
 class _Resource(msgspec.Struct, frozen=True):
     id: int | str | None = None
+    profile_id: int | str | None = None
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -61,8 +64,8 @@ def public_keys(texts: Sequence[str]) -> tuple[RSAPublicKey, ...]:
     return tuple(keys)
 
 
-def receive(keys: Sequence[RSAPublicKey], headers: Headers, body: bytes) -> tuple[Event, ...] | Forged:
-    """Verify on the raw bytes, then read."""
+def receive(keys: Sequence[RSAPublicKey], profile_id: str, headers: Headers, body: bytes) -> tuple[Event, ...] | Forged:
+    """Verify on the raw bytes, then read. `profile_id` is ours."""
     if len(body) > MOST_BYTES:
         return Forged("too_large", "The body is larger than 1 MB.")
     if not keys:
@@ -78,8 +81,10 @@ def receive(keys: Sequence[RSAPublicKey], headers: Headers, body: bytes) -> tupl
     data = None if notification is None else read(bytes(notification.data), _Data)
     if notification is None or data is None:
         return Forged("unreadable", "The signature is right, and the body cannot be read.")
-    is_test = any(name.lower() == _TEST_HEADER for name, _ in headers)
-    return (_event(notification, data, body, is_test=is_test),)
+    profile = None if data.resource is None else data.resource.profile_id
+    if profile is not None and str(profile) != profile_id:
+        return Forged("other_account", "The signature is right, and it is about another profile than ours.")
+    return (_event(notification, data, body),)
 
 
 def is_signed(body: bytes, signature: str, keys: Sequence[RSAPublicKey]) -> bool:
@@ -100,20 +105,19 @@ def _is_of(key: RSAPublicKey, signature: bytes, body: bytes) -> bool:
     return True
 
 
-def _event(notification: _Notification, data: _Data, body: bytes, *, is_test: bool) -> Event:
+def _event(notification: _Notification, data: _Data, body: bytes) -> Event:
     resource = "" if data.resource is None or data.resource.id is None else str(data.resource.id)
-    if resource and data.occurred_at:
-        key = f"{notification.event_type}:{resource}:{data.current_state or ''}:{data.occurred_at}"
+    if resource and data.current_state and data.occurred_at:
+        key = f"{notification.event_type}:{resource}:{data.current_state}:{data.occurred_at}"
     else:
-        # Of what we do not know we cannot tell two changes apart, except by all it says.
+        # Without a state two changes of one second are told apart by all they say, and by nothing less.
         key = f"{notification.event_type}:{resource}:{sha256(bytes(notification.data)).hexdigest()}"
     return Event(
         provider="wise",
         type=notification.event_type,
         dedup_key=key,
         change_key=key,
-        # A test is about nothing: its resource must not be asked for.
-        object_id="" if is_test else resource,
+        object_id=resource,
         occurred_at=moment(data.occurred_at or notification.sent_at),
         movement=None,
         body=body,

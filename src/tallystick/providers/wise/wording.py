@@ -96,7 +96,7 @@ def refused(code: str, message: str) -> Refused:
 def _recipient(transfer: Transfer, account: WiseAccount) -> bytes | str:
     try:
         asked = msgspec.json.decode(transfer.destination, type=_Recipient)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return "The destination is neither a recipient's number nor the JSON of a recipient."
     if not asked.type or not asked.account_holder_name.strip() or not asked.details:
         return "The recipient has no type, no name or no details."

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from tallystick.core.money import is_currency
+from tallystick.providers.simulator.amounts import is_currency
 from tallystick.providers.simulator.dialect import Reply
 
 DIALECT: Final = "adyen"
@@ -59,7 +59,7 @@ def read(body: bytes, wanted: type[Asked]) -> Asked | str:
     """The body as the operation wants it, or what is wrong with it."""
     try:
         return msgspec.json.decode(body, type=wanted)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return str(error)
 
 
@@ -74,7 +74,7 @@ def canonical(path: str, body: bytes) -> bytes:
     """What must be equal for a replay: the endpoint and the meaning of the body, not its spelling."""
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return path.encode() + b"\n" + body
     return path.encode() + b"\n" + msgspec.json.encode(value, order="sorted")
 

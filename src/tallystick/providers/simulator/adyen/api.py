@@ -9,6 +9,7 @@ The official package works unmodified when the `baseUrl` of its services is set 
 """
 
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
@@ -185,7 +186,9 @@ def _problem(call: Call, status: int, number: str, message: str, kind: str, *, t
 def _refused(call: Call, code: str) -> Reply:
     # docs/providers.md 3, Payments: a refused payment is a 200 that says so.
     if call.operation == "charge":
-        body = {"pspReference": "PSP00REFUSED", "resultCode": "Refused", "refusalReason": code or "Refused"}
+        # Nothing was made whose id it could be, and no two payments share one.
+        psp = f"PSP00X{secrets.token_hex(5).upper()}"
+        body = {"pspReference": psp, "resultCode": "Refused", "refusalReason": code or "Refused"}
         return answer(200, body | {"refusalReasonCode": "2"})
     return _problem(call, 422, code or "30_016", "The request was refused", "validation")
 

@@ -4,6 +4,7 @@ docs/providers.md 3, Look-up: both dates are required and at most six months apa
 holder and balance platform must be named, a page has at most 100. `reference` is not unique: several may come.
 """
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -74,7 +75,7 @@ def _question(kind: str, query: Mapping[str, str]) -> Question | Reply:
     if not {"balanceAccountId", "accountHolderId", "balancePlatform", "paymentInstrumentId"} & query.keys():
         return platform_problem(422, "30_112", "balanceAccountId, accountHolderId or balancePlatform is required")
     limit = query.get("limit", str(_PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit) <= _LARGEST_PAGE:
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= _LARGEST_PAGE:
         return platform_problem(422, "30_112", "limit is between 1 and 100")
     try:
         after = urlsafe_b64decode(query["cursor"].encode()).decode() if "cursor" in query else None

@@ -6,7 +6,7 @@ A payment is captured when it is authorised. It cannot be asked for again: Check
     payment:  Authorised                       moved
               Refused, Error, Cancelled        failed      final (docs/providers.md 3, Payments)
               Pending, Received, Redirect...   waiting ──> AUTHORISATION true | false, by `succeed` | `fail`
-    refund:   received ──> REFUND true         moved   ──> REFUND_FAILED (failed) | REFUNDED_REVERSED (returned)
+    refund:   received ──> REFUND true         moved   ──> REFUND_FAILED | REFUNDED_REVERSED (both: returned)
                        ──> REFUND false        failed
 
 What happens is chosen by a word inside `paymentMethod` (stored method id, holder name, encrypted card): see
@@ -132,9 +132,7 @@ def refund(psp_of_payment: str, body: bytes, books: Books, now: datetime) -> Rep
     if payment.currency != asked.amount.currency:
         return checkout_problem(422, "138", "The currency is not that of the payment")
     # docs/providers.md 3, Guard: by default the sum of refunds cannot exceed what was captured.
-    taken = sum(
-        each.amount for each in books.find(DIALECT, "refund", parent=payment.id) if each.state in {"moving", "moved"}
-    )
+    taken = books.total(DIALECT, "refund", payment.id, ("moving", "moved"))
     too_much = taken + asked.amount.value > payment.amount
     if too_much and books.switch("adyen.over_refund") == "http_422":
         return checkout_problem(422, "116", "Insufficient balance on payment")
@@ -190,7 +188,8 @@ def act_on_refund(books: Books, now: datetime, action: str, refunded: Entry) -> 
     elif refunded.state == "moved" and code == "REFUNDED_REVERSED":
         _move(books, now, refunded, "returned", code, success=True, reason="Refund returned by the bank")
     elif refunded.state == "moved" and action in {"fail", "refuse"}:
-        _move(books, now, refunded, "failed", "REFUND_FAILED", success=True, reason="Refund failed")
+        # What was moved and came back did move: only `returned` says both.
+        _move(books, now, refunded, "returned", "REFUND_FAILED", success=True, reason="Refund failed")
 
 
 def announce(books: Books, entry: Entry, now: datetime, code: str, *, success: bool, reason: str = "") -> None:

@@ -170,7 +170,7 @@ def give_back(transfer_id: str, body: bytes, books: Books, now: datetime) -> Rep
         return platform_problem(422, "30_112", asked)
     if entry is None:
         return platform_problem(404, "30_031", "The transfer was not found")
-    returned = sum(each.amount for each in books.find(DIALECT, "reversal", parent=entry.id))
+    returned = books.total(DIALECT, "reversal", entry.id, ("moved",))
     fits = asked.amount.currency == entry.currency and 0 < asked.amount.value <= entry.amount - returned
     accepted = entry.state == "moved" and fits
     body_of_return = {
@@ -212,7 +212,9 @@ def step(books: Books, now: datetime, entry: Entry, status: str, reason: str) ->
         "updatedAt": text_of(now),
         "events": [*entry.body["events"], {"status": status, "bookingDate": text_of(now)}],
     }
-    moved = msgspec.structs.replace(entry, state=_STATES[status], body=body)
+    # A booked transfer that fails did move: only `returned` says both.
+    state = "returned" if (was, status) == ("moved", "failed") else _STATES[status]
+    moved = msgspec.structs.replace(entry, state=state, body=body)
     books.replace(moved)
     if status == "authorised":
         books.move_balance(DIALECT, entry.currency, -entry.amount, entry.parent)
@@ -231,6 +233,11 @@ def _fault(asked: TransferRequest, now: datetime) -> str | None:
         return "priority is required for category bank"
     if asked.category == "bank" and not ({"bankAccount", "transferInstrumentId"} & asked.counterparty.keys()):
         return "counterparty needs a bankAccount or a transferInstrumentId"
+    if not isinstance(asked.counterparty.get("transferInstrumentId", ""), str):
+        return "counterparty.transferInstrumentId is not text"
+    bank = asked.counterparty.get("bankAccount", {})
+    if not isinstance(bank, dict) or not isinstance(bank.get("accountIdentification", {}), dict):
+        return "counterparty.bankAccount is not an object with an accountIdentification"
     day = _execution_day(asked)
     if asked.execution_date is not None and (day is None or day > now + _EXECUTION_DATE_LIMIT):
         return "executionDate is at most 30 days ahead"

@@ -9,16 +9,14 @@ endpoint   where webhooks go, or nowhere    reset      empty books
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from tallystick import queries
 from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, Stage
 from tallystick.providers.simulator.control import Control
 from tallystick.providers.simulator.dialect import Dialect, Endpoint
+from tallystick.providers.simulator.endpoints import EndpointFault, checked
 from tallystick.providers.simulator.page.words import ACTIONS, OPERATIONS
 from tallystick.providers.simulator.plan import parse
-from tallystick.providers.simulator.wise import webhook as wise_webhook
-from tallystick.providers.simulator.wise.answer import DIALECT as WISE
 
 _SQL: Final = queries.load(__package__, "page.sql")
 HOUR_SECONDS: Final = 3600
@@ -38,7 +36,10 @@ class FormFault(ValueError):
 def _clock(control: Control, _dialects: Dialects, fields: Fields) -> str:
     chosen = {str(seconds): seconds for seconds in STEPS.values()}
     seconds = _chosen(fields, "seconds", chosen, "a step of the clock")
-    control.clock.advance(chosen[seconds])
+    try:
+        control.clock.advance(chosen[seconds])
+    except ValueError as fault:
+        raise FormFault(f"Nothing was changed: {fault}.") from fault
     return "clock"
 
 
@@ -90,15 +91,10 @@ def _endpoint(control: Control, dialects: Dialects, fields: Fields) -> str:
         control.books.set_endpoint(dialect, None)
         return "endpoints"
     secrets = tuple(secret for name in ("secret", "older_secret") if (secret := fields.get(name, "").strip()))
-    if dialect == WISE:
-        secrets = secrets or (wise_webhook.make_secret(),)
-    if not secrets:
-        raise FormFault(f"Webhooks of {dialect} are signed: give the secret your receiver checks them with.")
-    if not _is_address(url):
-        raise FormFault(f"{url!r} is no address for webhooks. One begins with http:// or https:// and has no spaces.")
-    if dialect == "adyen" and not all(re.fullmatch(r"(?:[0-9A-Fa-f]{2})+", secret) for secret in secrets):
-        raise FormFault("A secret of adyen is an HMAC key in hexadecimal: an even number of digits 0-9 and A-F.")
-    control.books.set_endpoint(dialect, Endpoint(url, secrets))
+    try:
+        control.books.set_endpoint(dialect, checked(dialect, Endpoint(url, secrets)))
+    except EndpointFault as fault:
+        raise FormFault(str(fault)) from fault
     return "endpoints"
 
 
@@ -125,8 +121,7 @@ def _act(control: Control, dialects: Dialects, fields: Fields) -> str:
 def _reset(control: Control, _dialects: Dialects, fields: Fields) -> str:
     if _text(fields, "sure") != "yes":
         raise FormFault("Nothing was emptied. Tick the box first: the books cannot be brought back.")
-    control.books.reset()
-    control.faults.clear()
+    control.reset()
     return "top"
 
 
@@ -154,18 +149,3 @@ def _chosen(fields: Fields, name: str, possible: "Mapping[str, object] | tuple[s
     if text not in possible:
         raise FormFault(f"{text!r} is not {what}. Choose one of: {', '.join(possible)}.")
     return text
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        # Reading the port checks it.
-        return (
-            parts.scheme in {"http", "https"}
-            and bool(parts.hostname)
-            and parts.port != 0
-            and url.isascii()
-            and " " not in url
-        )
-    except ValueError:
-        return False

@@ -64,7 +64,7 @@ class SimulatorPage:
         unwelcome = refusal(request, self._bound_host, is_form=request.method == "POST")
         if unwelcome is not None:
             return _said(403, unwelcome)
-        if request.method != ("GET" if form is None else "POST"):
+        if request.method not in ({"GET", "HEAD"} if form is None else {"POST"}):
             return _said(405, f"{request.method} is not possible here.")
         if form is not None:
             return self._submitted(request, control, form)

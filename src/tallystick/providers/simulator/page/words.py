@@ -5,30 +5,9 @@ from typing import Final
 
 import msgspec
 
-from tallystick.providers.simulator.catalogue import Stage
+from tallystick.providers.simulator.catalogue import OPERATIONS, Stage
 
-# The words of `Call.operation`, over all dialects; a plan that names another would never strike.
-OPERATIONS: Final = (
-    "charge",
-    "refund",
-    "transfer",
-    "payout",
-    "reversal",
-    "quote",
-    "recipient",
-    "fund",
-    "confirm",
-    "capture",
-    "complete",
-    "approve",
-    "return",
-    "cancel",
-    "lookup",
-    "list",
-    "events",
-    "balance",
-    "subscribe",
-)
+__all__ = ["ACTIONS", "OPERATIONS", "POINTING", "STAGES"]
 
 # What `act` of each dialect takes, by the kind of the object, and what it does.
 ACTIONS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from tallystick.core.money import is_currency
+from tallystick.providers.simulator.amounts import is_currency
 from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
@@ -24,6 +24,8 @@ LOCATIONS: Final = (MAIN_LOCATION, "LSECOND")
 # docs/providers.md 1, Key limit: 45, fewer if multi-byte: bytes are what is counted.
 MAX_KEY_BYTES: Final = 45
 LARGEST_PAGE: Final = 100
+# The states of a refund that holds a part of its payment.
+HOLDING: Final = ("moving", "moved")
 # What a JSON number holds exactly everywhere.
 LARGEST_AMOUNT: Final = 2**53
 _BATCH: Final = 500
@@ -79,7 +81,7 @@ def read(body: bytes, wanted: type[Asked]) -> Asked | Reply:
         elif "length >=" in text:
             code = "VALUE_EMPTY"
         return invalid(code, text, field.group(1) if field else None)
-    except msgspec.DecodeError as fault:
+    except (msgspec.DecodeError, RecursionError) as fault:
         return invalid("EXPECTED_JSON_BODY", str(fault))
 
 
@@ -134,7 +136,7 @@ def page_asked(query: Mapping[str, Sequence[str]], now: datetime, *, since: date
     if order not in {"ASC", "DESC"}:
         return invalid("INVALID_SORT_ORDER", "sort_order is ASC or DESC", "sort_order")
     limit = words.get("limit", str(LARGEST_PAGE))
-    if not limit.isdecimal() or int(limit) < 1:
+    if not re.fullmatch(r"[0-9]{1,9}", limit) or int(limit) < 1:
         return invalid("INVALID_VALUE", "limit is a positive number", "limit")
     after = cursor_of(words.get("cursor"))
     if isinstance(after, Reply):

@@ -161,6 +161,10 @@ def _keyed(operation: str, wanted: type[Any], execute: Callable[..., Reply], req
     asked = read(request.body, wanted)
     if isinstance(asked, Reply):
         return asked
+    # Fields the operation does not know count for the key too.
+    whole = read(request.body, dict[str, Any])
+    if isinstance(whole, Reply):
+        return whole
     if len(asked.idempotency_key.encode()) > MAX_KEY_BYTES:
         return invalid("VALUE_TOO_LONG", f"At most {MAX_KEY_BYTES} characters", "idempotency_key")
     return Call(
@@ -168,7 +172,7 @@ def _keyed(operation: str, wanted: type[Any], execute: Callable[..., Reply], req
         partial(execute, asked),
         key=asked.idempotency_key,
         scope=operation,
-        fingerprint=msgspec.json.encode(msgspec.json.decode(request.body), order="sorted"),
+        fingerprint=msgspec.json.encode(whole, order="sorted"),
     )
 
 

@@ -73,7 +73,10 @@ def search(body: bytes, books: Books, now: datetime) -> Reply:
     if not 1 <= asked.limit <= LARGEST_PAGE:
         return invalid("INVALID_VALUE", "limit is between 1 and 100", "limit")
     wanted = asked.query.filter
-    times = [None if text is None else time_of(text) for text in (wanted.created_at.start_at, wanted.created_at.end_at)]
+    bounds = (wanted.created_at.start_at, wanted.created_at.end_at)
+    times = [None if text is None else time_of(text) for text in bounds]
+    if any(text is not None and at is None for text, at in zip(bounds, times, strict=True)):
+        return invalid("INVALID_TIME", "A time is not valid", "query.filter.created_at")
     after = cursor_of(asked.cursor)
     if isinstance(after, Reply):
         return after

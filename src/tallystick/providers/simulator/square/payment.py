@@ -20,6 +20,7 @@ from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.square.answer import (
     DIALECT,
+    HOLDING,
     MAIN_LOCATION,
     Key,
     Money,
@@ -146,6 +147,8 @@ def many(query: Mapping[str, Sequence[str]], books: Books, now: datetime) -> Rep
         asked = msgspec.structs.replace(asked, until=min(asked.until, now - timedelta(seconds=5)))
     location = asked.location or MAIN_LOCATION
     updated = {name: time_of(values[-1]) for name, values in query.items() if name.startswith("updated_at_")}
+    if None in updated.values():
+        return invalid("INVALID_TIME", "A time is not valid", next(name for name in updated if updated[name] is None))
     begin, end = updated.get("updated_at_begin_time"), updated.get("updated_at_end_time")
 
     def fits(entry: Entry) -> bool:
@@ -191,6 +194,9 @@ def cancel_by_key(body: bytes, books: Books, now: datetime) -> Reply:
     if isinstance(asked, Reply):
         return asked
     for entry in books.find(DIALECT, "charge", parent=asked.idempotency_key, limit=1):
+        # A void of what was given back already would give it back twice.
+        if books.total(DIALECT, "refund", entry.id, HOLDING):
+            return invalid("BAD_REQUEST", "The payment has refunds")
         if entry.state != "failed":
             change(books, now, entry, "CANCELED")
     return answer({})

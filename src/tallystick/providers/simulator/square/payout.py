@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.square.answer import (
     DIALECT,
+    HOLDING,
     LOCATIONS,
     MAIN_LOCATION,
     MERCHANT,
@@ -25,6 +26,7 @@ from tallystick.providers.simulator.square.answer import (
     missing,
     page_asked,
     text_of,
+    time_of,
 )
 
 ARRIVES_AFTER: Final = timedelta(days=1)
@@ -35,8 +37,7 @@ def pay_out(books: Books, now: datetime, payment: Entry) -> None:
     """Send a completed payment, less its refunds, to the seller's bank. Once."""
     if payment.state != "moved" or books.find(DIALECT, "payout", parent=payment.id, limit=1):
         return
-    refunds = books.find(DIALECT, "refund", parent=payment.id)
-    amount = payment.amount - sum(each.amount for each in refunds if each.state != "failed")
+    amount = payment.amount - books.total(DIALECT, "refund", payment.id, HOLDING)
     payout_id = books.next_id("po_")
     body: dict[str, Any] = {
         "id": payout_id,
@@ -97,8 +98,11 @@ def entries(payout_id: str, books: Books, _now: datetime) -> Reply:
         return missing(f"payout {payout_id}")
     payment = books.get(DIALECT, "charge", payout.parent)
     parts = [] if payment is None else [(payment, "CHARGE", "type_charge_details", payment.amount)]
-    refunds = books.find(DIALECT, "refund", parent=payout.parent, until=payout.created_at, newest_first=False)
-    parts += [(each, "REFUND", "type_refund_details", -each.amount) for each in refunds if each.state != "failed"]
+    refunds = books.find(
+        DIALECT, "refund", parent=payout.parent, until=payout.created_at, limit=EVERY, newest_first=False
+    )
+    taken_off = [each for each in refunds if _was_held(each, payout.created_at)]
+    parts += [(each, "REFUND", "type_refund_details", -each.amount) for each in taken_off]
     rows = [
         {
             "id": f"poe_{part.id}",
@@ -113,6 +117,12 @@ def entries(payout_id: str, books: Books, _now: datetime) -> Reply:
         for part, kind, details, amount in parts
     ]
     return answer({"payout_entries": rows})
+
+
+def _was_held(refund: Entry, at: datetime) -> bool:
+    """Whether it held its part then: one that failed since was taken off all the same."""
+    changed = time_of(refund.body["updated_at"])
+    return refund.state in HOLDING or (changed is not None and changed > at)
 
 
 def locations(_books: Books, _now: datetime) -> Reply:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.square.answer import (
     DIALECT,
+    HOLDING,
     Key,
     Money,
     announce,
@@ -55,17 +56,17 @@ def create(asked: RefundRequest, books: Books, now: datetime) -> Reply:
         return invalid("CONFLICT", "payment_version_token is not the current one", "payment_version_token", 409)
     if payment.body["status"] != "COMPLETED":
         return problem(400, "REFUND_ERROR", "PAYMENT_NOT_REFUNDABLE", f"The payment is {payment.body['status']}")
-    earlier = [each for each in books.find(DIALECT, "refund", parent=payment.id) if each.state != "failed"]
-    if books.switch("square.pending_refund") == "blocks" and any(each.state == "moving" for each in earlier):
+    pending = books.total(DIALECT, "refund", payment.id, ("moving",))
+    if books.switch("square.pending_refund") == "blocks" and pending:
         return problem(400, "REFUND_ERROR", "REFUND_ALREADY_PENDING", "Another refund of the payment is pending")
-    rest = payment.amount - sum(each.amount for each in earlier)
+    rest = payment.amount - books.total(DIALECT, "refund", payment.id, HOLDING)
     if asked.amount_money.currency != payment.currency or asked.amount_money.amount > rest:
         detail = f"At most {rest} {payment.currency} can be refunded"
         return problem(400, "REFUND_ERROR", "REFUND_AMOUNT_INVALID", detail, "amount_money.amount")
     entry = _new(asked, asked.amount_money, payment, books, now)
     books.insert(entry)
     announce(books, "refund.created", entry, "refund", now)
-    _tell_payment(books, now, payment, [*earlier, entry])
+    _tell_payment(books, now, payment)
     if entry.state == "moving":
         books.later(DIALECT, "settle", entry.id, now + SETTLES_AFTER)
     return answer({"refund": entry.body})
@@ -100,13 +101,14 @@ def act_on_refund(books: Books, now: datetime, action: str, entry: Entry) -> Non
     if entry.body["status"] != "PENDING" and (entry.body["status"], status) != ("COMPLETED", "FAILED"):
         return
     body = {**entry.body, "status": status, "updated_at": text_of(now)}
-    ended = msgspec.structs.replace(entry, state=_STATES[status], body=body)
+    # What was moved and came back did move: only `returned` says both.
+    state = "returned" if entry.state == "moved" else _STATES[status]
+    ended = msgspec.structs.replace(entry, state=state, body=body)
     books.replace(ended)
     announce(books, "refund.updated", ended, "refund", now)
     payment = books.get(DIALECT, "charge", entry.parent)
-    if payment is not None and ended.state == "failed":
-        others = books.find(DIALECT, "refund", parent=payment.id)
-        _tell_payment(books, now, payment, [each for each in others if each.state != "failed"])
+    if payment is not None and ended.state not in HOLDING:
+        _tell_payment(books, now, payment)
 
 
 def _new(asked: RefundRequest, money: Money, payment: Entry, books: Books, now: datetime) -> Entry:
@@ -128,10 +130,11 @@ def _new(asked: RefundRequest, money: Money, payment: Entry, books: Books, now: 
     return Entry(*words, _STATES[status], now, body)
 
 
-def _tell_payment(books: Books, now: datetime, payment: Entry, refunds: Sequence[Entry]) -> None:
-    total = {"amount": sum(each.amount for each in refunds), "currency": payment.currency}
-    fields: dict[str, Any] = {"refunded_money": total}
+def _tell_payment(books: Books, now: datetime, payment: Entry) -> None:
+    total = books.total(DIALECT, "refund", payment.id, HOLDING)
+    fields: dict[str, Any] = {"refunded_money": {"amount": total, "currency": payment.currency}}
     # docs/providers.md 4, Refund list: whether the payment names its refunds is not verified.
     if books.switch("square.refund_ids") == "listed":
-        fields["refund_ids"] = [each.id for each in refunds]
-    change(books, now, payment, "COMPLETED", **fields)
+        refunds = books.find(DIALECT, "refund", parent=payment.id, limit=EVERY, newest_first=False)
+        fields["refund_ids"] = [each.id for each in refunds if each.state in HOLDING]
+    change(books, now, payment, payment.body["status"], **fields)

@@ -33,7 +33,7 @@ from tallystick.providers.simulator.stripe import payment as stripe_payment
 from tallystick.providers.simulator.stripe import payout as stripe_payout
 from tallystick.providers.simulator.stripe import refund as stripe_refund
 from tallystick.providers.simulator.stripe import transfer as stripe_transfer
-from tallystick.providers.simulator.stripe.trouble import TROUBLE, in_flight, mismatch, refused
+from tallystick.providers.simulator.stripe.trouble import TROUBLE, in_flight, mismatch, rate_limited, refused
 from tallystick.providers.simulator.stripe.wire import (
     DIALECT,
     Context,
@@ -49,11 +49,13 @@ from tallystick.providers.simulator.stripe.wire import (
 LONGEST_KEY: Final = 255
 HORIZON_SECONDS: Final = 24 * 3600.0
 NAMESPACE_SWITCH: Final = "stripe.key_namespace"
+VERSION_SWITCH: Final = "stripe.key_api_version"
 ORIGINAL_SWITCH: Final = "stripe.original_request_header"
 
 SWITCHES: Final = (
     Switch(stripe_balance.STATUS_SWITCH, ("400", "402"), "docs/providers.md 9: HTTP status of balance_insufficient"),
     Switch(NAMESPACE_SWITCH, ("platform", "account"), "docs/providers.md 2.2: key namespace of connected accounts"),
+    Switch(VERSION_SWITCH, ("ignored", "separate"), "docs/providers.md 2.2: whether the API version counts for keys"),
     Switch(
         stripe_transfer.GROUP_SWITCH, ("forced", "free"), "docs/providers.md 2.5: source_transaction, transfer_group"
     ),
@@ -98,13 +100,15 @@ class Stripe:
 
     def keys(self, books: Books) -> KeyRule:
         """docs/providers.md 2.2."""
-        return _RULES[books.switch(NAMESPACE_SWITCH), books.switch(ORIGINAL_SWITCH)]
+        return _RULES[books.switch(NAMESPACE_SWITCH), books.switch(VERSION_SWITCH), books.switch(ORIGINAL_SWITCH)]
 
     def fault(self, name: str, call: Call) -> Reply:
         """docs/providers.md 2.4."""
         trouble, _, code = name.partition(":")
         if trouble == "refused":
             return refused(call, code)
+        if trouble == "rate_limited":
+            return rate_limited(call, code or "1")
         return TROUBLE[trouble](call)
 
     def act(self, books: Books, now: datetime, action: str, object_id: str) -> None:
@@ -152,7 +156,8 @@ def _call(operation: str, execute: Execute, request: Request, who: Context) -> C
     # The same parameters in another order are the same request. The account counts only where keys are common.
     sent = b"&".join([request.path.encode(), *sorted(request.body.split(b"&"))])
     digest = hashlib.sha256(b"%s %s" % (who.account.encode(), sent)).digest()
-    return Call(operation, partial(_answered, execute), who.key, who.account, digest)
+    scope = f"{who.account} {request.headers.get('stripe-version', '')}"
+    return Call(operation, partial(_answered, execute), who.key, scope, digest)
 
 
 def _answered(execute: Execute, books: Books, now: datetime) -> Reply:
@@ -174,16 +179,22 @@ def _replay(reply: Reply, *, original: bool) -> Reply:
     return msgspec.structs.replace(reply, headers=(*kept, *own, *more))
 
 
+def _scope(namespace: str, version: str, call: Call) -> str:
+    account, _, api_version = call.scope.partition(" ")
+    return f"{account if namespace == 'account' else ''} {api_version if version == 'separate' else ''}"
+
+
 _RULES: Final = {
-    (namespace, original): KeyRule(
+    (namespace, version, original): KeyRule(
         horizon_seconds=HORIZON_SECONDS,
         stores=_stores,
         replay=partial(_replay, original=original == "sent"),
         in_flight=in_flight,
         mismatch=mismatch,
-        scope=None if namespace == "account" else lambda _call: "",
+        scope=partial(_scope, namespace, version),
     )
     for namespace in ("platform", "account")
+    for version in ("ignored", "separate")
     for original in ("sent", "absent")
 }
 

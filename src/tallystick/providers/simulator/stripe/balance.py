@@ -3,8 +3,11 @@
 Without limit until somebody sets one: then a transfer, refund or payout above it is `balance_insufficient`.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
+
+import msgspec
 
 from tallystick.providers.simulator.books import Books, Entry
 from tallystick.providers.simulator.dialect import Reply
@@ -22,6 +25,14 @@ _CATEGORIES: Final = {
     "payout_failure": "payout_reversal",
     "payout_cancel": "payout_reversal",
 }
+
+
+class Narrowed(msgspec.Struct, frozen=True):
+    """Entries to look through: of these kinds, with this parent, made at this time."""
+
+    kind: str | tuple[str, ...]
+    parent: str | None = None
+    at: datetime | None = None
 
 
 def move(
@@ -55,6 +66,19 @@ def transaction(entry: Entry) -> dict[str, Any]:
     body = entry.body
     words = (body["balance_transaction"], body["created"], "transfer", entry.id, -entry.amount, entry.currency)
     return _body(*words) | owned(by_itself(body))
+
+
+def narrowed(books: Books, given: Mapping[str, Any]) -> Narrowed:
+    """Which entries can have the transactions asked for: a list of few must not read through all transfers."""
+    source = given.get("source")
+    transfer = None if source is None else books.get(DIALECT, "transfer", source)
+    if transfer is not None:
+        return Narrowed("transfer", at=transfer.created_at)
+    if source is not None:
+        return Narrowed(KIND, parent=source)
+    if "type" in given:
+        return Narrowed("transfer" if given["type"] == "transfer" else KIND)
+    return Narrowed(KINDS)
 
 
 def entry_id(books: Books, transaction_id: str) -> str:
@@ -97,7 +121,8 @@ def check(books: Books, amount: int, currency: str, context: Context) -> None:
 
 def show(books: Books, _now: datetime, *, context: Context) -> Reply:
     """GET /v1/balance."""
-    known = books.balances(DIALECT, context.account) or {"usd": _PLENTY}
+    limited = books.balances(DIALECT, context.account) or {"USD": _PLENTY}
+    known = {code.lower(): amount for code, amount in limited.items()}
     available: list[dict[str, Any]] = [
         {"amount": amount, "currency": currency, "source_types": {"card": amount}} for currency, amount in known.items()
     ]

@@ -6,6 +6,7 @@ docs/providers.md 2.1 (envelope, cursors), 2.5 to 2.9 (filters), 2.9 (search is 
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from tallystick.providers.simulator.stripe.wire import (
     check_names,
     good,
     missing,
+    own,
     refuse,
     rendered,
     text,
@@ -31,6 +33,9 @@ EVENTS_REACH: Final = timedelta(days=30)
 MOST: Final = 100
 DEFAULT: Final = 10
 _CHUNK: Final = 200
+_MOST_TYPES: Final = 20
+# Eleven digits of seconds reach the year 5138, and every calendar holds it.
+_NUMBER: Final = re.compile(r"[0-9]{1,11}")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLAUSE: Final = re.compile(
     r"""(?:metadata\[['"](?P<key>[^'"]+)['"]\]|(?P<field>\w+))\s*:\s*['"]?(?P<value>[^'"]*)['"]?"""
@@ -47,6 +52,10 @@ def _own_id(_books: Books, id_: str) -> str:
     return id_
 
 
+def _not_narrowed(_books: Books, _given: Parameters) -> None:
+    return None
+
+
 class Listing(msgspec.Struct, frozen=True):
     """One kind's list: `filters` are compared with the fields of the same name.
 
@@ -60,6 +69,7 @@ class Listing(msgspec.Struct, frozen=True):
     parent: str = ""
     render: Callable[[Entry], dict[str, Any]] = _own_body
     cursor: Callable[[Books, str], str] = _own_id
+    narrowed: Callable[[Books, Parameters], stripe_balance.Narrowed | None] = _not_narrowed
 
 
 LISTINGS: Final = {
@@ -76,6 +86,7 @@ LISTINGS: Final = {
             ("source", "type", "currency"),
             render=stripe_balance.transaction,
             cursor=stripe_balance.entry_id,
+            narrowed=stripe_balance.narrowed,
         ),
     )
 }
@@ -84,10 +95,7 @@ _PAGE: Final = frozenset({"limit", "starting_after", "ending_before", "created"}
 
 def one(books: Books, _now: datetime, *, kind: str, id_: str, context: Context) -> Reply:
     """GET of one object by its id."""
-    entry = books.get(DIALECT, kind, id_)
-    if entry is None or entry.body.get("_account", "") != context.account:
-        missing(context, kind, id_)
-    return good(context, rendered(entry.body))
+    return good(context, rendered(own(books, kind, id_, context).body))
 
 
 def many(books: Books, _now: datetime, *, listing: Listing, given: Parameters, context: Context) -> Reply:
@@ -99,19 +107,24 @@ def many(books: Books, _now: datetime, *, listing: Listing, given: Parameters, c
         return good(context, envelope(listing.url, [], more=False))
 
     def fits(body: dict[str, Any]) -> bool:
-        own = body.get("_account", "") == context.account
-        return own and all(body.get(name) == value for name, value in wanted.items())
+        mine = body.get("_account", "") == context.account
+        return mine and all(body.get(name) == value for name, value in wanted.items())
 
     since, until = _created(given.get("created"), context)
+    narrowed = listing.narrowed(books, given)
+    if narrowed is None:
+        narrowed = stripe_balance.Narrowed(listing.kind, given.get(listing.parent))
+    if narrowed.at is not None:
+        since, until = max(since or narrowed.at, narrowed.at), min(until or narrowed.at, narrowed.at)
 
     def pages(cursor: str | None, *, newest_first: bool) -> Iterator[Entry]:
         after = None if cursor is None else listing.cursor(books, cursor)
         while True:
             chunk = books.find(
                 DIALECT,
-                listing.kind,
+                narrowed.kind,
                 reference=given.get(listing.reference),
-                parent=given.get(listing.parent),
+                parent=narrowed.parent,
                 since=since,
                 until=until,
                 after=after,
@@ -142,8 +155,7 @@ def transaction(books: Books, _now: datetime, *, id_: str, context: Context) -> 
 
 def reversals(books: Books, now: datetime, *, transfer_id: str, given: Parameters, context: Context) -> Reply:
     """GET /v1/transfers/{id}/reversals."""
-    if books.get(DIALECT, "transfer", transfer_id) is None:
-        missing(context, "transfer", transfer_id)
+    own(books, "transfer", transfer_id, context)
     url = f"/v1/transfers/{transfer_id}/reversals"
     listing = Listing("reversal", url, ("transfer",), parent="transfer")
     return many(books, now, listing=listing, given=given | {"transfer": transfer_id}, context=context)
@@ -152,15 +164,15 @@ def reversals(books: Books, now: datetime, *, transfer_id: str, given: Parameter
 def event(books: Books, now: datetime, *, id_: str, context: Context) -> Reply:
     """GET /v1/events/{id}."""
     found = books.event(DIALECT, id_)
-    if found is None or found.created_at < now - EVENTS_REACH:
+    if found is None or found.created_at < now - EVENTS_REACH or found.body.get("account", "") != context.account:
         missing(context, "event", id_)
     return good(context, found.body)
 
 
 def events(books: Books, now: datetime, *, given: Parameters, context: Context) -> Reply:
     """GET /v1/events."""
-    check_names(given, _PAGE | {"type", "types", "delivery_success"}, context)
-    types = [given["type"]] if "type" in given else list((given.get("types") or {}).values()) or None
+    check_names(given, _PAGE | {"type", "types"}, context)
+    types = [given["type"]] if "type" in given else _types(given, context)
     since, until = _created(given.get("created"), context)
     reach = now - EVENTS_REACH
     since = reach if since is None else max(since, reach)
@@ -196,9 +208,17 @@ def search(books: Books, now: datetime, *, given: Parameters, context: Context) 
             (body["metadata"].get(key) if key else str(body.get(field))) == value for key, field, value in wanted
         )
 
+    def pages(after: str | None = None) -> Iterator[Entry]:
+        while True:
+            chunk = books.find(DIALECT, "payment_intent", reference=reference, until=until, after=after, limit=_CHUNK)
+            yield from chunk
+            if len(chunk) < _CHUNK:
+                return
+            after = chunk[-1].id
+
     limit = _limit(given, context)
-    entries = books.find(DIALECT, "payment_intent", reference=reference, until=until, limit=10_000)
-    found = [rendered(entry.body) for entry in entries if fits(entry.body)]
+    fitting = (rendered(entry.body) for entry in pages() if fits(entry.body))
+    found = list(islice(fitting, limit + 1))
     url = "/v1/payment_intents/search"
     result = {"object": "search_result", "data": found[:limit], "has_more": len(found) > limit, "url": url}
     return good(context, result | {"next_page": None})
@@ -228,9 +248,18 @@ def _page(
     return page[::-1] if backwards else page, more
 
 
+def _types(given: Parameters, context: Context) -> list[str] | None:
+    if "types" not in given:
+        return None
+    wanted = list(given["types"].values()) if isinstance(given["types"], dict) else []
+    if not 1 <= len(wanted) <= _MOST_TYPES or not all(isinstance(each, str) for each in wanted):
+        refuse(400, f"Invalid array: up to {_MOST_TYPES} types of events", context, param="types")
+    return wanted
+
+
 def _limit(given: Parameters, context: Context) -> int:
     raw = str(given.get("limit", DEFAULT))
-    if not raw.isdecimal() or not 1 <= int(raw) <= MOST:
+    if not _NUMBER.fullmatch(raw) or not 1 <= int(raw) <= MOST:
         message = f"This value must be between 1 and {MOST}."
         refuse(400, message, context, code="parameter_invalid_integer", param="limit")
     return int(raw)
@@ -242,7 +271,7 @@ def _created(given: Any, context: Context) -> tuple[datetime | None, datetime | 
     bounds = given if isinstance(given, dict) else {"gte": given, "lte": given}
     since = until = None
     for name, raw in bounds.items():
-        if name not in {"gt", "gte", "lt", "lte"} or not str(raw).isdecimal():
+        if name not in {"gt", "gte", "lt", "lte"} or not _NUMBER.fullmatch(str(raw)):
             refuse(400, "Invalid created filter", context, param="created")
         at = datetime.fromtimestamp(int(raw), UTC)
         if name in {"gt", "gte"}:

@@ -20,12 +20,14 @@ from tallystick.providers.simulator.stripe.wire import (
     Parameters,
     amount,
     by_itself,
+    check_choice,
     check_names,
     currency,
     emit,
     good,
     metadata,
     missing,
+    own,
     owned,
     problem,
     reference,
@@ -65,6 +67,8 @@ _CREATE: Final = frozenset(
     ]
 )
 _CONFIRM: Final = frozenset(["payment_method", "return_url", "off_session", "capture_method", "payment_method_options"])
+_CAPTURE_METHODS: Final = frozenset({"automatic", "automatic_async", "manual"})
+_CONFIRMATION_METHODS: Final = frozenset({"automatic", "manual"})
 _STATES: Final = {"succeeded": "moved", "processing": "moving", "canceled": "failed"}
 _CONFIRMABLE: Final = frozenset({"requires_payment_method", "requires_confirmation", "requires_action"})
 # Dollars and euros; other currencies have limits of their own, which are not in our facts.
@@ -84,6 +88,8 @@ class Asked(msgspec.Struct, frozen=True):
 def asked(given: Parameters, context: Context) -> Asked:
     """Raises Refusal: nothing of this is stored under the key."""
     check_names(given, _CREATE, context)
+    check_choice(given, "capture_method", _CAPTURE_METHODS, context)
+    check_choice(given, "confirmation_method", _CONFIRMATION_METHODS, context)
     code = currency(given, context)
     value = amount(given, context, currency=code)
     if value < _LEAST.get(code, 1):
@@ -140,7 +146,8 @@ def create(books: Books, now: datetime, *, asked: Asked, context: Context) -> Re
 def confirm(books: Books, now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:
     """POST /v1/payment_intents/{id}/confirm."""
     check_names(given, _CONFIRM, context)
-    entry = find(books, intent_id, context)
+    check_choice(given, "capture_method", _CAPTURE_METHODS, context)
+    entry = own(books, KIND, intent_id, context, "intent")
     _check_status(entry, _CONFIRMABLE, "confirm", context)
     method = given.get("payment_method") or entry.body["payment_method"]
     if not method:
@@ -152,7 +159,7 @@ def confirm(books: Books, now: datetime, *, intent_id: str, given: Parameters, c
 def capture(books: Books, now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:
     """POST /v1/payment_intents/{id}/capture."""
     check_names(given, frozenset({"amount_to_capture", "metadata"}), context)
-    entry = find(books, intent_id, context)
+    entry = own(books, KIND, intent_id, context, "intent")
     _check_status(entry, frozenset({"requires_capture"}), "capture", context)
     wanted = entry.amount
     if "amount_to_capture" in given:
@@ -167,18 +174,11 @@ def capture(books: Books, now: datetime, *, intent_id: str, given: Parameters, c
 def cancel(books: Books, now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:
     """POST /v1/payment_intents/{id}/cancel."""
     check_names(given, frozenset({"cancellation_reason"}), context)
-    entry = find(books, intent_id, context)
+    entry = own(books, KIND, intent_id, context, "intent")
     _check_status(entry, _CONFIRMABLE | {"requires_capture", "processing"}, "cancel", context)
     reason = given.get("cancellation_reason")
     changed = _with(entry, status="canceled", canceled_at=unix(now), cancellation_reason=reason, amount_capturable=0)
     return _told(books, now, changed, "payment_intent.canceled", context)
-
-
-def find(books: Books, intent_id: str, context: Context) -> Entry:
-    entry = books.get(DIALECT, KIND, intent_id)
-    if entry is None or entry.body.get("_account", "") != context.account:
-        missing(context, "payment_intent", intent_id, "intent")
-    return entry
 
 
 def act(books: Books, now: datetime, action: str, entry: Entry) -> None:

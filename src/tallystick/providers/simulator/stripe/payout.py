@@ -20,12 +20,14 @@ from tallystick.providers.simulator.stripe.wire import (
     Parameters,
     amount,
     by_itself,
+    check_choice,
     check_names,
     currency,
     emit,
     good,
     metadata,
     missing,
+    own,
     owned,
     reference,
     refuse,
@@ -70,8 +72,7 @@ def asked(given: Parameters, context: Context) -> Asked:
     check_names(given, _CREATE, context)
     code = currency(given, context)
     value = amount(given, context, currency=code, payout=True)
-    if given.get("method", "standard") not in {"standard", "instant"}:
-        refuse(400, "Invalid method: must be one of standard or instant", context, param="method")
+    check_choice(given, "method", ("standard", "instant"), context)
     if len(given.get("statement_descriptor", "")) > LONGEST_DESCRIPTOR:
         message = f"The statement descriptor has {LONGEST_DESCRIPTOR} characters at most."
         refuse(400, message, context, param="statement_descriptor")
@@ -124,9 +125,7 @@ def create(books: Books, now: datetime, *, asked: Asked, context: Context) -> Re
 def cancel(books: Books, now: datetime, *, payout_id: str, given: Parameters, context: Context) -> Reply:
     """POST /v1/payouts/{id}/cancel."""
     check_names(given, frozenset(), context)
-    payout = books.get(DIALECT, "payout", payout_id)
-    if payout is None:
-        missing(context, "payout", payout_id)
+    payout = own(books, "payout", payout_id, context)
     if payout.body["status"] != "pending":
         refuse(400, f"Payouts with status {payout.body['status']} cannot be canceled.", context)
     changes = {"status": "canceled"}

@@ -18,11 +18,12 @@ from tallystick.providers.simulator.stripe.wire import (
     Parameters,
     amount,
     by_itself,
+    check_choice,
     check_names,
     emit,
     good,
     metadata,
-    missing,
+    own,
     owned,
     reference,
     refuse,
@@ -53,8 +54,10 @@ def check(given: Parameters, context: Context) -> Parameters:
     check_names(given, _CREATE, context)
     if not given.get("charge"):
         text(given, "payment_intent", context)
-    if given.get("reason") is not None and given["reason"] not in _REASONS:
-        refuse(400, f"Invalid reason: must be one of {', '.join(sorted(_REASONS))}", context, param="reason")
+    check_choice(given, "reason", _REASONS, context)
+    if "amount" in given:
+        # Whether it fits the charge and its currency, only the execution can tell.
+        amount(given, context, currency="")
     metadata(given, context)
     return given
 
@@ -92,14 +95,11 @@ def _method(charge: Entry) -> str:
 def _charge(books: Books, given: Parameters, context: Context) -> Entry:
     charge_id = given.get("charge")
     if charge_id is None:
-        intent = books.get(DIALECT, "payment_intent", given["payment_intent"])
-        if intent is None:
-            missing(context, "payment_intent", given["payment_intent"], "payment_intent")
-        charge_id = intent.body["latest_charge"]
-    charge = None if charge_id is None else books.get(DIALECT, "charge", charge_id)
-    if charge is None and given.get("charge"):
-        missing(context, "charge", given["charge"], "charge")
-    if charge is None or not charge.body["captured"] or charge.body.get("_account", "") != context.account:
+        charge_id = own(books, "payment_intent", given["payment_intent"], context, "payment_intent").body[
+            "latest_charge"
+        ]
+    charge = None if charge_id is None else own(books, "charge", charge_id, context, "charge")
+    if charge is None or not charge.body["captured"]:
         message = "This PaymentIntent does not have a successful charge to refund."
         refuse(400, message, context, code="payment_intent_unexpected_state")
     return charge

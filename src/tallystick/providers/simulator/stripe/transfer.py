@@ -29,6 +29,7 @@ from tallystick.providers.simulator.stripe.wire import (
     good,
     metadata,
     missing,
+    own,
     owned,
     reference,
     refuse,
@@ -130,9 +131,14 @@ def _group(books: Books, asked: Asked, context: Context) -> str | None:
     charge_id = asked.given.get("source_transaction")
     if not charge_id:
         return group
-    charge = books.get(DIALECT, "charge", charge_id)
-    if charge is None:
-        missing(context, "charge", charge_id, "source_transaction")
+    charge = own(books, "charge", charge_id, context, "source_transaction")
+    if charge.currency != asked.currency:
+        message = (
+            f"The currency of source_transaction's balance transaction ({charge.currency}) must be the transfer's."
+        )
+        refuse(400, message, context, param="currency")
+    if asked.amount > charge.amount:
+        refuse(400, "Transfers using this transaction as a source must not exceed its amount.", context, param="amount")
     # docs/providers.md 2.5, unverified: the charge's group wins over ours.
     if books.switch(GROUP_SWITCH) == "forced":
         return charge.body.get("transfer_group") or f"group_{charge_id}"
@@ -142,9 +148,7 @@ def _group(books: Books, asked: Asked, context: Context) -> str | None:
 def reverse(books: Books, now: datetime, *, transfer_id: str, given: Parameters, context: Context) -> Reply:
     """POST /v1/transfers/{id}/reversals."""
     check_names(given, _REVERSE, context)
-    transfer = books.get(DIALECT, "transfer", transfer_id)
-    if transfer is None:
-        missing(context, "transfer", transfer_id)
+    transfer = own(books, "transfer", transfer_id, context)
     rest = transfer.amount - transfer.body["amount_reversed"]
     wanted = amount(given, context, currency=transfer.currency) if "amount" in given else rest
     if wanted > rest or not rest:
@@ -172,6 +176,7 @@ def _reversed(
         "metadata": noted,
         "source_refund": None,
         "transfer": transfer.id,
+        **owned(context),
     }
     values = (id_, reference(noted), transfer.id, wanted, transfer.currency, "moved", now, body)
     books.insert(Entry(DIALECT, "reversal", *values))
@@ -180,7 +185,8 @@ def _reversed(
     changed = transfer.body | {
         "amount_reversed": done,
         "reversed": done == transfer.amount,
-        "reversals": listed | {"data": [body, *listed["data"]][:10], "total_count": listed["total_count"] + 1},
+        "reversals": listed
+        | {"data": [rendered(body), *listed["data"]][:10], "total_count": listed["total_count"] + 1},
     }
     state = "returned" if done == transfer.amount else transfer.state
     books.replace(msgspec.structs.replace(transfer, body=changed, state=state))

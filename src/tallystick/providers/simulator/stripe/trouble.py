@@ -1,7 +1,8 @@
 """How Stripe words trouble (docs/providers.md 2.2, 2.4, 8): the replies that faults and the key layer give."""
 
+import secrets
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -39,8 +40,22 @@ def refused(call: Call, code: str) -> Reply:
         if code == "card_declined":
             decline = {"decline_code": "generic_decline"}
         named = "card_declined" if code in _DECLINE_CODES else code
-        return problem(402, "Your card was declined.", context=_who(call), type="card_error", code=named, **decline)
+        message = "Your card was declined."
+        error = {"type": "card_error", "code": named, "message": message, **decline}
+        return problem(402, context=_who(call), **error, payment_intent=_declined_intent(error))
     return problem(400, f"The request was refused: {code}.", context=_who(call), code=code)
+
+
+def _declined_intent(error: dict[str, str]) -> dict[str, Any]:
+    # docs/providers.md 2.6: a decline names the intent, which waits for another card. Nothing of it is in the books.
+    return {
+        "id": f"pi_{secrets.token_hex(7)}",
+        "object": "payment_intent",
+        "last_payment_error": error,
+        "latest_charge": None,
+        "livemode": False,
+        "status": "requires_payment_method",
+    }
 
 
 def in_flight(call: Call) -> Reply:
@@ -53,10 +68,10 @@ def mismatch(call: Call) -> Reply:
     return problem(400, message, context=_who(call), type="idempotency_error")
 
 
-def _rate_limited(call: Call) -> Reply:
+def rate_limited(call: Call, seconds: str) -> Reply:
     message = "Request rate limit exceeded."
     reply = problem(429, message, context=_who(call), code="rate_limit")
-    return msgspec.structs.replace(reply, headers=(*reply.headers, ("retry-after", "1")))
+    return msgspec.structs.replace(reply, headers=(*reply.headers, ("retry-after", seconds)))
 
 
 def _lock_timeout(call: Call) -> Reply:
@@ -95,7 +110,6 @@ def _who(call: Call) -> Context:
 
 
 TROUBLE: Final[dict[str, Callable[[Call], Reply]]] = {
-    "rate_limited": _rate_limited,
     "lock_timeout": _lock_timeout,
     "unauthorized": _unauthorized,
     "forbidden": _forbidden,

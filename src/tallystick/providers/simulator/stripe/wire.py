@@ -9,8 +9,8 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from tallystick.core.currencies import EXPONENTS, WIRE_RULES
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator import amounts
+from tallystick.providers.simulator.books import Books, Entry
 from tallystick.providers.simulator.dialect import Reply, Request
 
 DIALECT: Final = "stripe"
@@ -27,6 +27,24 @@ REFERENCE_FIELDS: Final = ("tally_key", "ref", "reference")
 _ENCODE: Final = msgspec.json.Encoder().encode
 _KEPT: Final = frozenset({"_account", "_reference"})
 _PART: Final = re.compile(r"[^\[\]]+")
+# Parameters that are a hash or a list; every other one is a plain value.
+_NESTED: Final = frozenset(
+    [
+        "arrival_date",
+        "automatic_payment_methods",
+        "created",
+        "expand",
+        "metadata",
+        "off_session",
+        "payment_method_data",
+        "payment_method_options",
+        "payment_method_types",
+        "shipping",
+        "transfer_data",
+        "types",
+    ]
+)
+_BOOLEANS: Final = frozenset({"confirm", "error_on_requires_action", "refund_application_fee", "reverse_transfer"})
 
 Parameters = dict[str, Any]
 
@@ -99,10 +117,11 @@ def parameters(request: Request) -> Parameters:
         pairs = ((name, value) for name, values in request.query.items() for value in values)
     found: Parameters = {}
     for name, value in pairs:
-        if "[" not in name:
+        parts = _PART.findall(name)
+        if "[" not in name or not parts:
             found[name] = value
             continue
-        *outer, last = _PART.findall(name) + (["[]"] if name.endswith("[]") else [])
+        *outer, last = parts + (["[]"] if name.endswith("[]") else [])
         inner = found
         for part in outer:
             deeper = inner.setdefault(part, {})
@@ -123,9 +142,18 @@ def _plain(quoted: str) -> str:
 
 
 def check_names(given: Parameters, known: frozenset[str], context: Context) -> None:
-    for name in given:
+    for name, value in given.items():
         if name not in known and name != "expand":
             refuse(400, f"Received unknown parameter: {name}", context, code="parameter_unknown", param=name)
+        if not isinstance(value, str) and name not in _NESTED:
+            refuse(400, "Invalid string", context, param=name)
+        if name in _BOOLEANS and value not in {"true", "false"}:
+            refuse(400, f"Invalid boolean: {value[:60]}", context, param=name)
+
+
+def check_choice(given: Parameters, name: str, choices: Iterable[str], context: Context) -> None:
+    if name in given and given[name] not in choices:
+        refuse(400, f"Invalid {name}: must be one of {', '.join(sorted(choices))}", context, param=name)
 
 
 def text(given: Parameters, name: str, context: Context) -> str:
@@ -151,8 +179,7 @@ def amount(given: Parameters, context: Context, *, currency: str, payout: bool =
     if value > LARGEST_AMOUNT:
         message = f"Amount must be no more than {LARGEST_AMOUNT}."
         refuse(400, message, context, code="amount_too_large", param="amount")
-    rule = WIRE_RULES[DIALECT].get(currency.upper())
-    step = 1 if rule is None else max(rule.step, rule.payout_step if payout else 1)
+    step = amounts.step(DIALECT, currency.upper(), payout=payout)
     if value % step:
         message = f"Invalid amount: in {currency} it must be divisible by {step}."
         refuse(400, message, context, code="parameter_invalid_integer", param="amount")
@@ -161,7 +188,7 @@ def amount(given: Parameters, context: Context, *, currency: str, payout: bool =
 
 def currency(given: Parameters, context: Context) -> str:
     code = text(given, "currency", context).lower()
-    if code.upper() not in EXPONENTS:
+    if not amounts.is_currency(code.upper()):
         refuse(400, f"Invalid currency: {code[:60]}", context, param="currency")
     return code
 
@@ -190,6 +217,14 @@ def rendered(body: dict[str, Any]) -> dict[str, Any]:
     if _KEPT.isdisjoint(body):
         return body
     return {name: value for name, value in body.items() if name not in _KEPT}
+
+
+def own(books: Books, kind: str, id_: str, context: Context, param: str = "id") -> Entry:
+    """The caller's object. What belongs to another account is not there for him."""
+    entry = books.get(DIALECT, kind, id_)
+    if entry is None or entry.body.get("_account", "") != context.account:
+        missing(context, kind, id_, param)
+    return entry
 
 
 def by_itself(body: Mapping[str, Any]) -> Context:

@@ -7,11 +7,11 @@ under the names in DECIMALS, and only here it becomes a number on the wire.
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from tallystick.core.money import NotRepresentable, from_decimal_text, is_currency, step_micros, to_decimal_text
+from tallystick.providers.simulator.amounts import decimal_text, is_currency, micros
 from tallystick.providers.simulator.dialect import Reply
 
 DIALECT: Final = "wise"
@@ -32,6 +32,8 @@ DECIMALS: Final = frozenset(
 )
 _JSON: Final = ("content-type", "application/json")
 Asked = TypeVar("Asked")
+# The id of a profile or a recipient.
+Number = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 
 
 def answer(body: object, status: int = 200, *headers: tuple[str, str]) -> Reply:
@@ -50,7 +52,7 @@ def plain_problem(status: int, text: str, *headers: tuple[str, str]) -> Reply:
 def read(body: bytes, wanted: type[Asked]) -> Asked | Reply:
     try:
         return msgspec.json.decode(body, type=wanted)
-    except msgspec.DecodeError as fault:
+    except (msgspec.DecodeError, RecursionError) as fault:
         return problem(422, "NOT_VALID", str(fault))
 
 
@@ -59,37 +61,24 @@ def micros_of(amount: Decimal, currency: str, path: str) -> int | Reply:
     if not is_currency(currency):
         return problem(422, "error.currency.unsupported", f"{currency} is not supported", path)
     try:
-        micros = from_decimal_text(amount, currency)
+        exact = micros(amount, currency)
     except ValueError:
         return problem(422, "NOT_VALID", "not an amount", path)
-    if isinstance(micros, NotRepresentable) or micros % unit_of(currency):
-        return problem(422, "error.amount.scale", f"{currency} has fewer decimals than {amount}", path)
-    return micros if micros > 0 else problem(422, "error.amount.positive", "The amount must be positive", path)
+    if exact is None:
+        return problem(422, "error.amount.scale", f"{currency} has fewer decimals than the amount", path)
+    return exact if exact > 0 else problem(422, "error.amount.positive", "The amount must be positive", path)
 
 
 def micros_of_text(text: str, currency: str) -> int:
     """Back from `decimal_text`."""
-    micros = from_decimal_text(text, currency)
-    if isinstance(micros, NotRepresentable):
-        raise ValueError(micros.message)  # noqa: TRY004  a wrong value, not a wrong type
-    return micros
+    exact = micros(Decimal(text), currency)
+    if exact is None:
+        raise ValueError(f"{text} is no amount of {currency}")
+    return exact
 
 
-def unit_of(currency: str) -> int:
-    """Micros of the currency's smallest amount."""
-    return step_micros(currency, provider="wise", purpose="transfer")
-
-
-def decimal_text(micros: int, currency: str) -> str:
-    """The amount as it is written, "3.20"."""
-    text = to_decimal_text(micros, currency)
-    if isinstance(text, NotRepresentable):
-        raise ValueError(text.message)  # noqa: TRY004  a wrong value, not a wrong type
-    return text
-
-
-def money(micros: int, currency: str) -> dict[str, str]:
-    return {"value": decimal_text(micros, currency), "currency": currency}
+def money(amount_micros: int, currency: str) -> dict[str, str]:
+    return {"value": decimal_text(amount_micros, currency), "currency": currency}
 
 
 def shown(at: datetime) -> datetime:

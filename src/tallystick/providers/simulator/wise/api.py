@@ -35,6 +35,7 @@ SWITCHES: Final = (
     ),
     Switch("wise.repeat_body", ("current", "first"), "docs/providers.md 1, Same key, same body: exact body unverified"),
     Switch("wise.retention", ("for_ever", "30_days"), "docs/providers.md 9: retention of customerTransactionId"),
+    Switch("wise.key_scope", ("account", "client"), "docs/providers.md 1, Scope: per calling client, unverified"),
     Switch("wise.in_flight", ("conflict_409", "error_500"), "docs/providers.md 1, Key in flight: unverified"),
     Switch("wise.stored_failures", ("none", "every_answer"), "docs/providers.md 1, Are failures stored: unverified"),
     Switch("wise.quote_life_seconds", ("1800", "86400", "60"), "docs/providers.md 5, Amounts: quote life unverified"),
@@ -100,6 +101,7 @@ class Wise:
             replay=lambda reply: reply,
             in_flight=partial(_in_flight, books.switch("wise.in_flight")),
             mismatch=None,
+            scope=None if books.switch("wise.key_scope") == "client" else lambda _call: "",
         )
 
     def fault(self, name: str, call: Call) -> Reply:
@@ -138,14 +140,15 @@ def _in_flight(how: str, _call: Call) -> Reply:
 
 
 def _transfer(request: Request) -> Call:
-    execute = partial(wise_transfer.create, request.body)
+    caller = wise_transfer.caller_of(request.headers.get("authorization", ""))
+    execute = partial(wise_transfer.create, request.body, caller)
     try:
         asked = msgspec.json.decode(request.body, type=wise_transfer.TransferRequest)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Call("transfer", execute)
-    # docs/providers.md 1, Where the key goes; Scope: per calling client.
+    # docs/providers.md 1, Where the key goes.
     key = asked.customer_transaction_id.lower()
-    return Call("transfer", execute, key=key, scope="client", fingerprint=msgspec.json.encode(asked, order="sorted"))
+    return Call("transfer", execute, key=key, scope=str(caller), fingerprint=msgspec.json.encode(asked, order="sorted"))
 
 
 def _plain(operation: str, execute: Callable[..., Reply]) -> Prepare:
@@ -166,25 +169,25 @@ def _path(text: str) -> re.Pattern[str]:
 
 _ROUTES: Final[dict[re.Pattern[str], dict[str, Prepare]]] = {
     _path(r"/profiles"): {"GET": _plain("list", wise_quote.profiles)},
-    _path(r"/profiles/(\d+)/quotes"): {"POST": _with_body("quote", wise_quote.quote)},
-    _path(r"/profiles/(\d+)/quotes/([^/]+)"): {"GET": _plain("lookup", wise_quote.get_quote)},
+    _path(r"/profiles/(\d{1,18})/quotes"): {"POST": _with_body("quote", wise_quote.quote)},
+    _path(r"/profiles/(\d{1,18})/quotes/([^/]+)"): {"GET": _plain("lookup", wise_quote.get_quote)},
     _path(r"/accounts"): {
         "POST": _with_body("recipient", wise_quote.recipient),
         "GET": _with_query("list", wise_quote.recipients),
     },
-    _path(r"/accounts/(\d+)"): {"GET": _plain("lookup", wise_quote.get_recipient)},
+    _path(r"/accounts/(\d{1,18})"): {"GET": _plain("lookup", wise_quote.get_recipient)},
     _path(r"/transfers"): {"POST": _transfer, "GET": _with_query("list", wise_transfer.many)},
-    _path(r"/transfers/(\d+)"): {"GET": _plain("lookup", wise_transfer.get)},
-    _path(r"/transfers/(\d+)/cancel"): {"PUT": _plain("cancel", wise_transfer.cancel)},
-    _path(r"/transfers/(\d+)/payments"): {"GET": _plain("lookup", wise_fund.payments)},
-    _path(r"/profiles/(\d+)/transfers/(\d+)/payments"): {
+    _path(r"/transfers/(\d{1,18})"): {"GET": _plain("lookup", wise_transfer.get)},
+    _path(r"/transfers/(\d{1,18})/cancel"): {"PUT": _plain("cancel", wise_transfer.cancel)},
+    _path(r"/transfers/(\d{1,18})/payments"): {"GET": _plain("lookup", wise_fund.payments)},
+    _path(r"/profiles/(\d{1,18})/transfers/(\d{1,18})/payments"): {
         "POST": _with_body("fund", wise_fund.fund),
         "GET": _plain("lookup", wise_fund.payments_of_profile),
     },
-    _path(r"/profiles/(\d+)/balances"): {"GET": _with_query("list", wise_balance.balances)},
-    _path(r"/profiles/(\d+)/balance-statements/(\d+)/statement\.json"): {
+    _path(r"/profiles/(\d{1,18})/balances"): {"GET": _with_query("list", wise_balance.balances)},
+    _path(r"/profiles/(\d{1,18})/balance-statements/(\d{1,18})/statement\.json"): {
         "GET": _with_query("list", wise_balance.statement)
     },
-    _path(r"/profiles/(\d+)/subscriptions"): {"POST": _with_body("subscribe", wise_webhook.subscribe)},
+    _path(r"/profiles/(\d{1,18})/subscriptions"): {"POST": _with_body("subscribe", wise_webhook.subscribe)},
     _path(r"/webhook-public-key"): {"GET": _plain("lookup", wise_webhook.public_key_of_books)},
 }

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from tallystick.core.currencies import EXPONENTS
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.amounts import CODES, is_currency
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.wise.answer import (
@@ -20,7 +20,6 @@ from tallystick.providers.simulator.wise.answer import (
 
 # Shown for a balance without limit, in micros.
 ENDLESS: Final = 10**15
-_CODES: Final = sorted(EXPONENTS)
 _CODES_PER_PROFILE: Final = 1000
 
 
@@ -51,7 +50,7 @@ def balances(profile: str, query: Mapping[str, Sequence[str]], books: Books, now
     limited = books.balances(DIALECT, profile)
     wanted = query.get("currency", [None])[-1]
     codes = sorted({*limited, "EUR", "GBP", "USD"}) if wanted is None else [wanted]
-    rows = [_balance(books, profile, code, now) for code in codes if code in EXPONENTS]
+    rows = [_balance(books, profile, code, now) for code in codes if is_currency(code)]
     return answer(rows)
 
 
@@ -62,12 +61,12 @@ def statement(profile: str, balance_id: str, query: Mapping[str, Sequence[str]],
     if since is None or until is None:
         return problem(422, "NOT_VALID", "intervalStart and intervalEnd are required", "intervalStart")
     owner, place = divmod(int(balance_id), _CODES_PER_PROFILE)
-    if str(owner) != profile or place >= len(_CODES):
+    if str(owner) != profile or place >= len(CODES):
         return problem(404, "NOT_FOUND", "There is no such balance")
     lines = books.find(
-        DIALECT, "statement_line", parent=balance_id, since=since, until=until, limit=10_000, newest_first=False
+        DIALECT, "statement_line", parent=balance_id, since=since, until=until, limit=EVERY, newest_first=False
     )
-    currency = _CODES[place]
+    currency = CODES[place]
     return answer(
         {
             "transactions": [line.body for line in lines],
@@ -99,4 +98,4 @@ def _left(books: Books, profile: str, currency: str) -> int:
 
 
 def _balance_id(profile: str, currency: str) -> int:
-    return int(profile) * _CODES_PER_PROFILE + _CODES.index(currency)
+    return int(profile) * _CODES_PER_PROFILE + CODES.index(currency)

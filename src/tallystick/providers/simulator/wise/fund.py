@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.wise.answer import DIALECT, answer, plain_problem, problem, read
@@ -33,7 +33,7 @@ def fund(profile: str, transfer_id: str, body: bytes, books: Books, now: datetim
     if books.switch("wise.funding_challenge") == "always":
         # docs/providers.md 5, SCA.
         return plain_problem(403, "", ("x-2fa-approval", f"ott-{transfer_id}"), ("x-2fa-approval-result", "REJECTED"))
-    if any(each.state == "moved" for each in books.find(DIALECT, "fund", parent=transfer_id)):
+    if books.total(DIALECT, "fund", transfer_id, ("moved",)):
         if books.switch("wise.second_funding") == "conflict_409":
             return plain_problem(409, "PaymentAlreadyExists")
         return answer(_payment("REJECTED", None, "payment.exists"), 201)
@@ -56,7 +56,8 @@ def payments(transfer_id: str, books: Books, _now: datetime) -> Reply:
     """GET /transfers/{t}/payments: what to ask after an unknown reply to funding."""
     if books.get(DIALECT, "transfer", transfer_id) is None:
         return problem(404, "NOT_FOUND", "There is no such transfer")
-    return answer([each.body for each in books.find(DIALECT, "fund", parent=transfer_id, newest_first=False)])
+    found = books.find(DIALECT, "fund", parent=transfer_id, limit=EVERY, newest_first=False)
+    return answer([each.body for each in found])
 
 
 def payments_of_profile(_profile: str, transfer_id: str, books: Books, now: datetime) -> Reply:

@@ -12,19 +12,18 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
-from tallystick.core.money import is_currency
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.amounts import decimal_text, is_currency, unit_micros
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
 from tallystick.providers.simulator.wise.answer import (
     DIALECT,
+    Number,
     answer,
-    decimal_text,
     micros_of,
     problem,
     read,
     text_of,
-    unit_of,
 )
 
 PERSONAL_PROFILE: Final = 101
@@ -42,7 +41,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, rename="camel"):
     target_currency: str
     source_amount: Decimal | None = None
     target_amount: Decimal | None = None
-    target_account: int | None = None
+    target_account: Number | None = None
     pay_out: str = "BANK_TRANSFER"
     preferred_pay_in: str | None = None
 
@@ -54,7 +53,7 @@ class RecipientRequest(msgspec.Struct, frozen=True, rename="camel"):
     currency: str
     type: Annotated[str, msgspec.Meta(min_length=1)]
     details: dict[str, Any]
-    profile: int = PERSONAL_PROFILE
+    profile: Number = PERSONAL_PROFILE
 
 
 def quote(profile: str, body: bytes, books: Books, now: datetime) -> Reply:
@@ -152,7 +151,7 @@ def recipients(query: Mapping[str, Sequence[str]], books: Books, _now: datetime)
     """GET /accounts?profile=&currency=."""
     profile = query.get("profile", [str(PERSONAL_PROFILE)])[-1]
     currency = query.get("currency", [None])[-1]
-    found = books.find(DIALECT, "recipient", parent=profile, limit=1000)
+    found = books.find(DIALECT, "recipient", parent=profile, limit=EVERY)
     return answer([entry.body for entry in found if currency in {None, entry.currency}])
 
 
@@ -189,5 +188,5 @@ def _price(asked: QuoteRequest) -> tuple[int, int, int, Decimal] | Reply:
 
 
 def _rounded(micros: Decimal, currency: str, rounding: str) -> int:
-    unit = unit_of(currency)
+    unit = unit_micros(currency)
     return int((micros / unit).to_integral_value(rounding)) * unit

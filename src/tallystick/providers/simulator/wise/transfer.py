@@ -8,17 +8,28 @@
 no second transfer, also when the first answer was never stored (docs/providers.md 5, Duplicate guards).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
+from zlib import crc32
 
 import msgspec
 
-from tallystick.providers.simulator.books import Books
+from tallystick.providers.simulator.books import EVERY, Books
 from tallystick.providers.simulator.dialect import Reply
 from tallystick.providers.simulator.records import Entry
-from tallystick.providers.simulator.wise.answer import DIALECT, answer, micros_of_text, problem, read, text_of, time_of
+from tallystick.providers.simulator.wise.answer import (
+    DIALECT,
+    Number,
+    answer,
+    micros_of_text,
+    problem,
+    read,
+    text_of,
+    time_of,
+)
 from tallystick.providers.simulator.wise.balance import cost_of, take
 from tallystick.providers.simulator.wise.quote import PERSONAL_PROFILE
 
@@ -70,13 +81,18 @@ _CANCELLABLE: Final = frozenset({"incoming_payment_waiting", "processing"})
 class TransferRequest(msgspec.Struct, frozen=True, rename="camel"):
     """POST /transfers."""
 
-    target_account: int
+    target_account: Number
     quote_uuid: str
     customer_transaction_id: str
     details: dict[str, Any] = {}
 
 
-def create(body: bytes, books: Books, now: datetime) -> Reply:
+def caller_of(token: str) -> int:
+    """The number of the user whose token it is."""
+    return crc32(token.encode())
+
+
+def create(body: bytes, caller: int, books: Books, now: datetime) -> Reply:
     """POST /transfers."""
     asked = read(body, TransferRequest)
     if isinstance(asked, Reply):
@@ -86,9 +102,11 @@ def create(body: bytes, books: Books, now: datetime) -> Reply:
     kept = RETENTION[books.switch("wise.retention")]
     reference = asked.customer_transaction_id.lower()
     since = None if kept is None else now - kept
-    for first in books.find(DIALECT, "transfer", reference=reference, since=since, limit=1):
-        return _repeated(asked, first, books)
-    made = _new(asked, reference, books, now)
+    of_any_client = books.switch("wise.key_scope") == "account"
+    for first in books.find(DIALECT, "transfer", reference=reference, since=since, limit=EVERY):
+        if of_any_client or first.body["user"] == caller:
+            return _repeated(asked, first, books)
+    made = _new(asked, reference, caller, books, now)
     if isinstance(made, Reply):
         return made
     books.insert(made)
@@ -110,7 +128,7 @@ def many(query: Mapping[str, Sequence[str]], books: Books, _now: datetime) -> Re
         name: time_of(words[name]) for name in ("createdDateStart", "createdDateEnd") if name in words
     }
     counts = [words.get("limit", str(_PAGE)), words.get("offset", "0")]
-    if None in times.values() or not all(count.isdecimal() for count in counts):
+    if None in times.values() or not all(re.fullmatch(r"[0-9]{1,9}", count) for count in counts):
         return problem(400, "NOT_VALID", "A time or a number is not valid")
     limit, offset = min(int(counts[0]), _LARGEST_PAGE), int(counts[1])
     found = _matching(words, times, books, offset + limit)
@@ -179,7 +197,7 @@ def _repeated(asked: TransferRequest, first: Entry, books: Books) -> Reply:
     return answer(first.body)
 
 
-def _new(asked: TransferRequest, reference: str, books: Books, now: datetime) -> Entry | Reply:
+def _new(asked: TransferRequest, reference: str, caller: int, books: Books, now: datetime) -> Entry | Reply:
     quoted = books.get(DIALECT, "quote", asked.quote_uuid)
     if quoted is None:
         return problem(422, "NOT_VALID", "There is no such quote", "quoteUuid")
@@ -196,7 +214,7 @@ def _new(asked: TransferRequest, reference: str, books: Books, now: datetime) ->
     transfer_id = books.next_id("")
     body = {
         "id": int(transfer_id),
-        "user": 1,
+        "user": caller,
         "targetAccount": asked.target_account,
         "sourceAccount": None,
         "quote": None,
