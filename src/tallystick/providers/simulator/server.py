@@ -179,8 +179,10 @@ class Simulator:
         await self.books.committed()
         rest = self._webhooks.start_due()
         wait = min(self._until_next(), _LONGEST_WAIT if rest is None else rest)
+        # Not wait_for: when the event comes at the moment we are cancelled, Python 3.11's forgets the cancelling.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._awake.wait(), wait)
+            async with asyncio.timeout(wait):
+                await self._awake.wait()
 
     def _until_next(self) -> float:
         next_at = self._next_due_at()
