@@ -18,6 +18,7 @@ from tallystick.providers.http import Http
 from tallystick.providers.stripe import Stripe, StripeAccount
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import intent as intents
+from tallystick.store.explain import explain
 from tallystick.web.metrics import Metrics
 from tests import servers
 from tests.faults.wire import wire
@@ -105,6 +106,19 @@ async def test_the_answer_is_kept_with_its_evidence(dsn: str) -> None:
     (exchange,) = msgspec.json.decode(attempt.evidence or b"", type=list[Exchange])
     assert (exchange.asked, exchange.status, exchange.request_id) == ("POST /v1/transfers", 200, "req_1")
     assert await broken(dsn) == {}
+
+
+async def test_explain_tells_every_attempt_with_the_providers_request_id(dsn: str) -> None:
+    down = b"HTTP/1.1 503 X\r\nrequest-id: req_down\r\ncontent-length: 0\r\n\r\n"
+    async with sending(dsn, down, moved()) as (sender, _server, books):
+        for _ in range(2):
+            await sender.send(books.tenant, "stripe", transfer())
+        (found,) = await explain(books.database, books.tenant, transfer().key.hex())
+        assert await explain(books.database, books.tenant, "ab" * 32) == []
+    assert found.summary == "transfer of 5.00 USD at stripe (live), 2 attempts, last answer done"
+    told = "\n".join(step.what for step in found.timeline)
+    for part in ("req_down", "req_1", "answered: unknown", "answered: done tr_1", '"destination":"acct_1"'):
+        assert part in told, part
 
 
 async def test_without_a_database_nothing_is_sent(dsn: str) -> None:

@@ -18,7 +18,9 @@ from tallystick.store.explain import explain as find
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def explain(key_or_id: str, tenant: str, as_json: bool) -> None:  # noqa: FBT001 - click passes flags by position
-    """Show everything known of an idempotency key, a transaction (tx_...) or an account, as a timeline.
+    """Show everything known of an idempotency key, a transaction (tx_...), an account or a provider key.
+
+    As a timeline. A provider key is 64 hexadecimal digits; every attempt is shown with what was answered.
 
     Changes nothing. Exit status 1 when nothing is known.
     """
