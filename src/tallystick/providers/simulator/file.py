@@ -31,7 +31,7 @@ class File:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         # A checkpoint waits for the disk, and every client with it: rather few large ones (pages of 4 KB).
-        self._connection.execute("PRAGMA wal_autocheckpoint=4000")
+        self._connection.execute("PRAGMA wal_autocheckpoint=16000")
         self._connection.execute("PRAGMA cache_size=-65536")
         # Savepoints keep the pages they may have to put back: in memory.
         self._connection.execute("PRAGMA temp_store=MEMORY")

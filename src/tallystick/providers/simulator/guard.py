@@ -9,6 +9,7 @@ There is no password, so two things keep other sites out of a person's browser:
 """
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from tallystick.providers.simulator.dialect import Request
@@ -38,6 +39,8 @@ def _not_served_as(host: str) -> str:
     return f"This page is not served as {host!r}. Open it at the address the simulator printed when it started."
 
 
+# The same few names come with every call.
+@lru_cache(maxsize=256)
 def _is_own(host: str, bound_host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
