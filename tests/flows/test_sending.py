@@ -269,6 +269,20 @@ async def test_breakers_are_told_to_the_others_and_taken_back(dsn: str) -> None:
     assert await fetchval(dsn, "SELECT count(*) FROM tally.breaker") == 0
 
 
+async def test_the_answer_is_heard_whatever_fails_after_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception would tell the caller that nothing was sent."""
+
+    async def breaks(*_arguments: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(intents, "breaker_changed", breaks)
+    async with sending(dsn, *[b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n"] * 5) as (sender, _server, books):
+        for number in range(1, 6):
+            sent = await sender.send(books.tenant, "stripe", transfer(number))
+            assert isinstance(sent, Sent)
+            assert isinstance(sent.answer, Unknown)
+
+
 async def test_no_secret_reaches_the_database(dsn: str) -> None:
     """Everything that is stored, as text and as bytes, is searched."""
     body = b'{"error":{"message":"no","client_secret":"pi_1_secret_of_a_customer"}}'

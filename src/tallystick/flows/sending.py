@@ -151,8 +151,8 @@ class Sender:
         self._told[name] = state
         try:
             await intents.breaker_changed(self._database, name, _PROCESS, state, adapter.breaker.reason)
-        except TallystickError as error:
-            log.warning("breaker_not_told", provider=name, reason=str(error))
+        except Exception:  # noqa: BLE001 - like in `_record`: the provider was called, and the caller must hear the answer
+            log.warning("breaker_not_told", provider=name, trace=_trace())
 
 
 def _trace() -> str:

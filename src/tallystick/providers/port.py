@@ -36,7 +36,8 @@ class Provider(Protocol):
 
     facts: Facts
     breaker: Breaker
-    # Whose account it is, in plain text: an intent that was sent with one is never sent or looked up with another.
+    # Whose account it is, in plain text: an intent that was sent with one is never sent with another. Who looks up
+    # must compare it himself: another account's books do not show what this one's do.
     account: str
 
     def refusal(self, instruction: Instruction) -> Refused | None:
