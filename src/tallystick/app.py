@@ -1,10 +1,12 @@
 """Composition root: the only file that knows every adapter."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +15,13 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Kinds
 from tallystick.core.outcome import Rejected
 from tallystick.core.secret import Secret
+from tallystick.core.settlement import Patience
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.flows.sending import Sender
+from tallystick.flows.settlement import Settlements
+from tallystick.flows.settling import Settler
 from tallystick.providers.adyen import Adyen, AdyenAccount
 from tallystick.providers.port import Provider
 from tallystick.providers.square import Square, SquareAccount
@@ -91,6 +96,8 @@ class Service:
     engine: Engine
     providers: Mapping[str, Provider]
     sender: Sender
+    settlements: Settlements
+    settler: Settler
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -218,6 +225,21 @@ async def providers(settings: Settings, *, simulator_url: str | None = None) -> 
             await provider.close()
 
 
+def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
+    """How long and how often each provider is tried with a payout."""
+    found = {}
+    for name in names:
+        own = settings.providers.get(name)
+        seconds = (own and own.settlement_timeout_seconds) or settings.settlement_timeout_seconds
+        found[name] = Patience(stuck_after=timedelta(seconds=seconds), budget=settings.settlement_retry_budget)
+    return found
+
+
+def worker_name() -> str:
+    """How this process signs the rows it claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 @asynccontextmanager
 async def running(
     settings: Settings,
@@ -233,16 +255,20 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts and of their answers.
-        connections = 3 * limits.lanes + limits.readers
+        # Lanes of the engine, of attempts, of their answers and of settlements; a tick's chunks and its recorder.
+        connections = 4 * limits.lanes + limits.settlement_lanes + 1 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
                 Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine,
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
+                Settlements(database, known, limits=limits) as settlements,
             ):
-                yield Service(settings, database, engine, known, sender, notes)
+                settler = Settler(
+                    database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
+                )
+                yield Service(settings, database, engine, known, sender, settlements, settler, notes)
         finally:
             await database.close()
 

@@ -108,6 +108,18 @@ class Misconfigured(TallystickError):
     """Settings or environment are wrong."""
 
 
+class RestoredDatabase(TallystickError):
+    """The database was restored from a backup, copied, or taken over by a standby: what it says may be old."""
+
+    def __init__(self) -> None:
+        """The same for every flow that sends."""
+        super().__init__(
+            "database_restored: this database is not the one that sending was last confirmed for: it was restored from "
+            "a backup, copied, or promoted from a standby. Payments it shows as unsent may have been made. Nothing was "
+            "sent. Run `tally recover`: it asks the providers about every unfinished payment, then lets work go on."
+        )
+
+
 class SchemaMismatch(TallystickError):
     """The database's schema is not one this code may work on."""
 

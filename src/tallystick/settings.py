@@ -70,6 +70,16 @@ class Limits:
     page: int = 500
     # How long after its commit a provider call may begin to be written; a successor waits this long.
     send_seconds: float = 10.0
+    # Settlements under one claim: a chunk is one transaction, and all of it must be sent within send_seconds.
+    settlement_chunk: int = 500
+    # Chunks in flight: while the database works on one, another is being sent.
+    settlement_lanes: int = 2
+    # Stuck ones under one claim: each is a question to the provider.
+    settlement_stuck_chunk: int = 200
+    # Answers are recorded in groups: this long a group may grow. An answer is lost to a crash no longer than that.
+    settlement_linger_seconds: float = 0.05
+    # How often a worker looks for settlements when there were none.
+    settlement_pause_seconds: float = 2.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000
@@ -94,6 +104,9 @@ class _Spec:
 
 
 _HIGHEST_PORT = 65535
+# A day: nobody would be told of a stuck payout sooner.
+_LONGEST_TIMEOUT = 86_400
+_HIGHEST_BUDGET = 1_000
 # More than one process can send; a larger number is a slip of the finger.
 _HIGHEST_RATE = 100_000
 # Without these a provider's calls would be refused, or go to the wrong account.
@@ -116,6 +129,11 @@ def _of_provider(name: str, key: str, base: str, webhook: str) -> tuple[_Spec, .
         _Spec(f"{prefix}API_BASE", base, f"{title}: address of the API"),
         _Spec(f"{prefix}WEBHOOK_SECRET", None, f"{title}: {webhook}; several during rotation, by comma", secret=True),
         _Spec(f"{prefix}REQUESTS_PER_SECOND", None, f"{title}: rate limit; absent: what the provider publishes"),
+        _Spec(
+            f"{prefix}SETTLEMENT_TIMEOUT_SECONDS",
+            None,
+            f"{title}: a payout without an answer is taken over after this; absent: TALLY_SETTLEMENT_TIMEOUT_SECONDS",
+        ),
     )
 
 
@@ -132,6 +150,8 @@ SPECS: Final = (
     _Spec("TALLY_API_KEY", None, "a bootstrap admin key for tenant `default`", secret=True),
     _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(PROVIDERS)}"),
     _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
+    _Spec("TALLY_SETTLEMENT_TIMEOUT_SECONDS", "300", "a payout without an answer is stuck, and taken over, after this"),
+    _Spec("TALLY_SETTLEMENT_RETRY_BUDGET", "8", "sends without a final answer before a payout is given up"),
     *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
     _Spec(
         "TALLY_STRIPE_ACCOUNT_ID",
@@ -162,6 +182,7 @@ class ProviderSettings:
     webhook_secrets: tuple[Secret, ...]
     requests_per_second: float | None
     more: Mapping[str, str]
+    settlement_timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +196,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     provider: str = "simulator"
     simulator_port: int = 8090
+    settlement_timeout_seconds: float = 300.0
+    settlement_retry_budget: int = 8
     # Those whose API key is set.
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -210,10 +233,29 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         api_key=values.get("TALLY_API_KEY") or None,
         provider=_provider(values),
         simulator_port=_port(values, "TALLY_SIMULATOR_PORT"),
+        settlement_timeout_seconds=_seconds(values, "TALLY_SETTLEMENT_TIMEOUT_SECONDS"),
+        settlement_retry_budget=_budget(values, "TALLY_SETTLEMENT_RETRY_BUDGET"),
         providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
         shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
     )
+
+
+def _seconds(values: Mapping[str, str], name: str) -> float:
+    try:
+        seconds = float(values[name])
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_TIMEOUT:
+        raise Misconfigured(f"{name} is {values[name]!r}: it must be a number of seconds, at most {_LONGEST_TIMEOUT}")
+    return seconds
+
+
+def _budget(values: Mapping[str, str], name: str) -> int:
+    text = values[name]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _HIGHEST_BUDGET):
+        raise Misconfigured(f"{name} is {text!r}: it must be a whole number from 1 to {_HIGHEST_BUDGET}")
+    return int(text)
 
 
 def _shown(spec: _Spec, value: str | None) -> str | None:
@@ -245,6 +287,8 @@ def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
     if not key.isascii() or not key.isprintable() or key != key.strip():
         raise Misconfigured(f"{prefix}API_KEY holds spaces, line breaks or other characters that no key has")
     rate = own.pop("requests_per_second", None)
+    timeout = f"{prefix}SETTLEMENT_TIMEOUT_SECONDS"
+    own.pop("settlement_timeout_seconds", None)
     secrets = [secret.strip() for secret in own.pop("webhook_secret", "").split(",")]
     return ProviderSettings(
         api_key=Secret(key),
@@ -252,6 +296,7 @@ def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
         webhook_secrets=tuple(Secret(secret) for secret in secrets if secret),
         requests_per_second=None if rate is None else _rate(f"{prefix}REQUESTS_PER_SECOND", rate),
         more=own,
+        settlement_timeout_seconds=_seconds(values, timeout) if values.get(timeout) else None,
     )
 
 

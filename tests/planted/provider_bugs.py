@@ -38,12 +38,12 @@ def sent_before_commit() -> None:
     async def send(self: Any, tenant: Any, provider: str, instruction: Any) -> Any:
         now = datetime(2026, 1, 1, tzinfo=UTC)
         early = Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10)
-        answer = await sending._call(self._providers[provider], instruction, early)
+        answer = await sending.call(self._providers[provider], instruction, early)
 
         async def known(*_arguments: object) -> Any:
             return answer
 
-        cast("Any", sending)._call = known
+        cast("Any", sending).call = known
         return await original(self, tenant, provider, instruction)
 
     cast("Any", sending.Sender).send = send

@@ -19,7 +19,15 @@ import msgspec
 
 from tallystick.core.audit import step_digest
 from tallystick.core.ledger import Book, post
-from tallystick.core.operation import Kind, Operation, Reading, differing_fields, memo_fault, transaction_unknown
+from tallystick.core.operation import (
+    Kind,
+    Operation,
+    Reading,
+    differing_fields,
+    memo_fault,
+    reserved_fault,
+    transaction_unknown,
+)
 from tallystick.core.outcome import (
     Committed,
     Duplicate,
@@ -141,12 +149,11 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
         if isinstance(decided, Rejected):
             return decided
         closes = kind.closes(claim.operation)
-        if closes is not None:
-            if closes not in reading.transactions:
-                return transaction_unknown(closes, "transaction")
-            if closes in closed:
-                return _already_closed(closes)
-        posted = post(facts.books.get(claim.tenant.number, {}), tuple(decided))
+        legs = tuple(decided)
+        refusal = _unclosable(closes, reading, closed) or (None if kind.internal else reserved_fault(legs))
+        if refusal is not None:
+            return refusal
+        posted = post(facts.books.get(claim.tenant.number, {}), legs)
     except InvariantBroken:
         raise
     except Exception as cause:  # noqa: BLE001 - a user's handler may raise or return anything; only it fails
@@ -171,7 +178,13 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
     return Record(claim, body, posted, closes)
 
 
-def _already_closed(name: str) -> Rejected:
+def _unclosable(name: str | None, reading: Reading, closed: set[str]) -> Rejected | None:
+    if name is None:
+        return None
+    if name not in reading.transactions:
+        return transaction_unknown(name, "transaction")
+    if name not in closed:
+        return None
     return Rejected(
         "already_closed",
         f"{name} was already released or refunded.",

@@ -1,6 +1,7 @@
 """Intents: whether an instruction may be written to a provider now. Pure.
 
     another instruction under the key   never  a key covers one instruction for ever
+    its subject has another live key    never  a second key would be a second payment
     another account than the first's    never  its books know nothing of the first send
     an attempt was done                 never  it has happened
     last attempt silent, leave running  wait   somebody may be writing at this very moment
@@ -35,12 +36,13 @@ class LastAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """An intent as it is stored. `last` None: it was just made."""
+    """An intent as it is stored. `last` None: it was just made. `is_ended`: its subject has another key since."""
 
     instruction: bytes
     account: str
     first_sent_at: datetime
     last: LastAttempt | None
+    is_ended: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,10 @@ class OtherAccount(msgspec.Struct, frozen=True):
     first_sent_at: datetime
 
 
+class OtherKey(msgspec.Struct, frozen=True):
+    """What the intent serves has another live key, held by a unique index. Nothing was sent."""
+
+
 class AlreadyDone(msgspec.Struct, frozen=True):
     """An earlier attempt was done, under this id of the provider's. Nothing was sent."""
 
@@ -97,12 +103,14 @@ class PastHorizon(msgspec.Struct, frozen=True):
 
 
 # Why an attempt may not begin, now or ever.
-Withheld = StillSending | OtherInstruction | OtherAccount | AlreadyDone | PastHorizon
+Withheld = StillSending | OtherInstruction | OtherAccount | OtherKey | AlreadyDone | PastHorizon
 Leave = Begin | Begun | Withheld
 
 
 def leave(known: KnownIntent, wanted: Wanted, *, now: datetime) -> Leave:
     """May this attempt begin? `now` is the database's. First match wins."""
+    if known.is_ended:
+        return OtherKey()
     if known.instruction != wanted.instruction:
         return OtherInstruction(known.first_sent_at)
     if known.account != wanted.account:

@@ -19,6 +19,8 @@ from tallystick.core.ledger import Account, Leg
 from tallystick.core.money import amount_fault, is_currency
 from tallystick.core.outcome import Rejected, Transaction, transaction_id
 
+# Moved by a flow's own postings alone: a transfer out of them would be money that a flow has promised.
+RESERVED = ("settlement:payable:", "settlement:in_transit:", "settlement:paid_out:")
 _ACCOUNT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@+=-]{0,199}")
 # Long enough for a sentence; the memo is stored with every replayable answer.
 MAX_MEMO = 500
@@ -54,6 +56,7 @@ class Kind:
     `names`     written ids of earlier transactions that must be read first
     `closes`    the one of those that this operation finishes; it can be finished only once, ever
     `checks_accounts`  its `check` refuses every account id that cannot be one
+    `internal`  it belongs to a flow, and may touch the accounts that are reserved for flows
     """
 
     request: type[Operation]
@@ -63,6 +66,7 @@ class Kind:
     names: Callable[[Any], Iterable[str]] = _nothing
     closes: Callable[[Any], str | None] = lambda _operation: None
     checks_accounts: bool = False
+    internal: bool = False
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +126,23 @@ def account_fault(account_id: object) -> Rejected | None:
         "account_invalid",
         f"{_shown(account_id)} is not an account id.",
         "Use 1 to 200 letters, digits and : _ . @ + = - and begin with a letter or digit.",
+    )
+
+
+def reserved_fault(legs: Iterable[Leg]) -> Rejected | None:
+    """Refuses legs on accounts that only a flow may touch."""
+    for leg in legs:
+        if leg[0].startswith(RESERVED):
+            return account_reserved(leg[0])
+    return None
+
+
+def account_reserved(account_id: str) -> Rejected:
+    """The refusal for an account that belongs to a flow."""
+    return Rejected(
+        "account_reserved",
+        f"{account_id} belongs to the settlements and moves with them alone.",
+        "Create, dispute or resolve a settlement instead; everybody may read the account.",
     )
 
 

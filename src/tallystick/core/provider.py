@@ -63,6 +63,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     webhook_tolerance: timedelta | None
     requests_per_second: float
     concurrency: int
+    # What waits at the provider goes on only when we send again (Wise: made, not yet funded).
+    waits_for_us: bool = False
 
     @property
     def minor_unit_exceptions(self) -> Mapping[str, WireRule]:

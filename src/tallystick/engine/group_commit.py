@@ -33,6 +33,9 @@ A = TypeVar("A")
 
 Footprint = Collection[Hashable]
 
+# A batch of this many costs each of its items little of the commit: a lingering lane waits no longer.
+_WORTH_A_COMMIT: Final = 100
+
 log = structlog.get_logger("tallystick.engine")
 
 
@@ -87,8 +90,13 @@ class GroupCommit(Generic[I, A]):
         *,
         footprint: Callable[[I], Footprint] = _no_footprint,
         limits: Limits = LIMITS,
+        linger_seconds: float = 0.0,
     ) -> None:
-        """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database."""
+        """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database.
+
+        `linger_seconds`: how long a lane lets a small batch grow. Only where nobody waits for a single answer.
+        """
+        self._linger_seconds = linger_seconds
         self._work = work
         self._footprint = footprint
         # What the batches now being worked on will lock.
@@ -156,7 +164,7 @@ class GroupCommit(Generic[I, A]):
 
     async def _lane(self) -> None:
         while True:
-            while not (batch := self._take()):
+            while not self._queue or not (batch := await self._gathered()):
                 self._arrived.clear()
                 await self._arrived.wait()
             locks = {lock for waiting in batch for lock in waiting.footprint}
@@ -176,6 +184,11 @@ class GroupCommit(Generic[I, A]):
             finally:
                 self._busy -= locks
                 self._arrived.set()
+
+    async def _gathered(self) -> list[_Waiting[I, A]]:
+        if self._linger_seconds and len(self._queue) < _WORTH_A_COMMIT and not self._closing:
+            await asyncio.sleep(self._linger_seconds)
+        return self._take()
 
     async def _sweep(self) -> None:
         """Tell those who wait too long, also when no lane is free to look at them."""

@@ -125,11 +125,15 @@ class Sender:
             not_after=attempt.not_after,
             sendable_until=began + self._limits.send_seconds,
         )
-        answer = await _call(adapter, instruction, sending)
-        self.answers[provider, type(answer).__name__.lower()] += 1
+        answer = await call(adapter, instruction, sending)
+        self.heard(provider, answer)
         is_recorded = await self._record(tenant, attempt, answer)
-        await self._tell_breaker(provider, adapter)
+        await self.tell_breaker(provider)
         return Sent(answer=answer, attempt=attempt.number, first_sent_at=attempt.first_sent_at, is_recorded=is_recorded)
+
+    def heard(self, provider: str, answer: Answer) -> None:
+        """Count an answer, also one to a send that another flow made."""
+        self.answers[provider, type(answer).__name__.lower()] += 1
 
     def breakers(self) -> dict[str, BreakerState]:
         """How each provider's breaker stands in this process."""
@@ -144,7 +148,9 @@ class Sender:
             log.error("answer_not_recorded", provider=attempt.provider, key=attempt.key.hex(), trace=_trace())
             return False
 
-    async def _tell_breaker(self, name: str, adapter: Provider) -> None:
+    async def tell_breaker(self, name: str) -> None:
+        """Let the others know when this process's breaker for a provider has changed."""
+        adapter = self._providers[name]
         state = adapter.breaker.state
         if self._told.get(name, "closed") == state:
             return
@@ -160,7 +166,8 @@ def _trace() -> str:
     return traceback.format_exc()
 
 
-async def _call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:
+async def call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:
+    """Write it once, under a committed attempt. Never raises: what is not certain is Unknown."""
     try:
         match instruction:
             case Charge():

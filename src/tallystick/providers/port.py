@@ -36,6 +36,8 @@ class Provider(Protocol):
 
     facts: Facts
     breaker: Breaker
+    # How fast it may be called by this account.
+    requests_per_second: float
     # Whose account it is, in plain text: an intent that was sent with one is never sent with another. Who looks up
     # must compare it himself: another account's books do not show what this one's do.
     account: str

@@ -1,7 +1,7 @@
 """Intents on PostgreSQL: commit what is about to be sent, and what came of it. Both for many at once."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +18,7 @@ from tallystick.core.intent import (
     Leave,
     OtherAccount,
     OtherInstruction,
+    OtherKey,
     PastHorizon,
     StillSending,
     Wanted,
@@ -40,6 +41,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that wants to begin. `token` is new for each; `leave_seconds` is how long bytes may be written.
 
     `account` is whose books it will be in; `remembered` how long after the first send its key may be relied on.
+    `subject` is what the intent serves (a settlement): it can have one live key.
     """
 
     tenant: Tenant
@@ -50,6 +52,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     token: UUID
     leave_seconds: float
     remembered: timedelta
+    subject: UUID | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -145,17 +148,19 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     names = [_name(item) for item in items]
     encoded = [encode_instruction(item.instruction) for item in items]
     purposes, accounts = [item.purpose for item in items], [item.account for item in items]
-    await connection.execute(_SQL["make"], *_columns(names), purposes, encoded, accounts)
+    subjects = [item.subject for item in items]
+    await connection.execute(_SQL["make"], *_columns(names), purposes, encoded, accounts, subjects)
     rows = await connection.fetch(_SQL["lock"], *_columns(list(dict.fromkeys(names))))
     sent_before = [row for row in rows if row["attempts"]]
     earlier = await _last_attempts(connection, sent_before) if sent_before else []
-    now: datetime = max(row["now"] for row in (*rows, *earlier))
+    now: datetime = max((row["now"] for row in (*rows, *earlier)), default=datetime.min.replace(tzinfo=UTC))
     last = {_row_name(row): _last_attempt(row) for row in earlier}
     known = {
         _row_name(row): KnownIntent(
             instruction=row["instruction"],
             account=row["account"],
             first_sent_at=row["first_sent_at"],
+            is_ended=row["ended"],
             last=last.get(_row_name(row)),
         )
         for row in rows
@@ -163,7 +168,10 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     begun: list[tuple[Asking, int]] = []
     outcomes: list[Attempt | Withheld] = []
     for item, name, instruction in zip(items, names, encoded, strict=True):
-        intent = known[name]
+        intent = known.get(name)
+        if intent is None:
+            outcomes.append(OtherKey())
+            continue
         wanted = Wanted(instruction=instruction, account=item.account, token=item.token, remembered=item.remembered)
         found: Leave = leave(intent, wanted, now=now)
         match found:
@@ -182,7 +190,7 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
                 outcomes.append(_attempt(item, intent, number, not_after))
             case Begun(number, not_after):
                 outcomes.append(_attempt(item, intent, number, not_after))
-            case StillSending() | OtherInstruction() | OtherAccount() | AlreadyDone() | PastHorizon():
+            case StillSending() | OtherInstruction() | OtherAccount() | OtherKey() | AlreadyDone() | PastHorizon():
                 outcomes.append(found)
     if begun:
         await connection.execute(
@@ -207,6 +215,7 @@ async def record_answers(connection: Connection, items: Sequence[Answered]) -> l
         [_code(item.answer) for item in ordered],
         [_provider_id(item.answer) for item in ordered],
         [msgspec.json.encode(item.answer.evidence) for item in ordered],
+        [isinstance(item.answer, Unknown) and item.answer.server_error for item in ordered],
     )
     recorded = {(*_row_name(row), row["number"]) for row in written}
     if len(recorded) < len(items):

@@ -1,14 +1,16 @@
 -- name: make
 -- In the order of the primary key, so that two batches wait for each other in one direction only.
-INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account)
-SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[])
-           AS asked (t, p, k, purpose, i, account)
+-- A second live key for one subject conflicts too (one_live_key): it is not made, and its asker is told.
+INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account, subject)
+SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[], $7::uuid[])
+           AS asked (t, p, k, purpose, i, account, subject)
  ORDER BY t, k, p
     ON CONFLICT DO NOTHING;
 
 -- name: lock
 -- The lock keeps a second sender of the same intent behind this one until the attempt is committed.
-SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at, i.attempts, clock_timestamp() AS now
+SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at, i.attempts, i.ended,
+       clock_timestamp() AS now
   FROM tally.intent i
   JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
     ON i.tenant_id = asked.t AND i.provider = asked.p AND i.key = asked.k
@@ -44,9 +46,9 @@ UPDATE tally.intent i SET attempts = begun.number
 -- Only where there is no answer yet: a second run after a lost COMMIT changes nothing.
 UPDATE tally.attempt a
    SET answered_at = clock_timestamp(), answer = given.answer, code = given.code, provider_id = given.provider_id,
-       evidence = given.evidence
-  FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[])
-       AS given (t, p, k, n, answer, code, provider_id, evidence)
+       evidence = given.evidence, server_error = given.server_error
+  FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[],
+              $9::boolean[]) AS given (t, p, k, n, answer, code, provider_id, evidence, server_error)
  WHERE a.tenant_id = given.t AND a.provider = given.p AND a.key = given.k AND a.number = given.n
    AND a.answer IS NULL
 RETURNING a.tenant_id, a.provider, a.key, a.number;

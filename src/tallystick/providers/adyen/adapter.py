@@ -52,6 +52,7 @@ class Adyen:
         """Raises Misconfigured for an account that could never work."""
         _check(account)
         self._account = account
+        self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
         where = "live" if "-live" in (urlsplit(account.api_base).hostname or "") else "test"
         self.account = f"{account.merchant_account}/{account.balance_account} {where}"
         self._checkout = Line(

@@ -63,6 +63,7 @@ class Square:
             raise Misconfigured("a webhook secret of Square's is empty")
         self.account: str = f"location {account.location_id}"
         self._account = account
+        self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
         self._line = Line(
             FACTS,
             account.api_base,

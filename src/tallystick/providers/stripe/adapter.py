@@ -66,6 +66,7 @@ class Stripe:
         mode = "live" if key.startswith(_LIVE_PREFIXES) else "test"
         self.account: str = f"{mode} {account.account_id}".rstrip()
         self._account = account
+        self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
         self._line = Line(
             FACTS,
             account.api_base,

@@ -51,6 +51,7 @@ class Wise:
         """Raises Misconfigured for an account that could never work."""
         _check(account)
         self._account = account
+        self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
         self.account = f"profile {account.profile_id}"
         self._keys = public_keys(account.webhook_keys)
         self._line = Line(

@@ -38,4 +38,6 @@ FACTS: Final = Facts(
     # Assumed: nothing is published. An account may say otherwise.
     requests_per_second=10.0,
     concurrency=200,
+    # 5: a transfer is made first and funded after.
+    waits_for_us=True,
 )

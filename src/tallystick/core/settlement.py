@@ -1,0 +1,322 @@
+"""Settlement: what to do next about a payout.
+
+Pure. The caller passes the time (the database's), the provider's facts, what was sent so far and what came of it.
+
+    pending ──> processing ──> transferred   the provider has it
+       ^            │     ──> failed         the provider refused it for good, or the budget ran out in a known state
+       │            │     ──> processing     no answer yet, or busy: asked again, same key
+       │            └───────> disputed       nobody can tell, or it came back: a person decides
+       └─ failed, by a new generation: a recorded final failure and a second person's approval
+
+    transferred, failed ──> disputed         by a person, or because the provider says otherwise later
+    disputed ──> transferred | failed | processing (same key)
+
+Recovery asks before it repeats: see `next_step` and `after_look`. "Unknown" below means that an attempt may have run:
+it was answered Unknown, or never answered. Only Done, a replayed stored answer or a lookup resolves that.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final, Literal
+from uuid import UUID
+
+import msgspec
+
+from tallystick.core.provider import (
+    Absent,
+    Answer,
+    Busy,
+    Done,
+    Facts,
+    Found,
+    Looked,
+    Lookup,
+    Movement,
+    Refused,
+    Undecided,
+    Unknown,
+)
+
+Status = Literal["pending", "processing", "transferred", "failed", "disputed"]
+STATUSES: Final[tuple[Status, ...]] = ("pending", "processing", "transferred", "failed", "disputed")
+
+BUDGET_EXHAUSTED: Final = "retry_budget_exhausted"
+# Nothing reached the provider: our own breaker, gate or clock, or no connection. An outage is not a try.
+_NOT_TRIES: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
+# After a Busy, doubled with each try.
+_FIRST_PAUSE: Final = timedelta(seconds=2)
+_LONGEST_PAUSE: Final = timedelta(hours=1)
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how often a provider is tried.
+
+    `stuck_after`: a claim older than this is taken over. `budget`: sends without a final answer before it gives up.
+    `undecided_for`: how long after the horizon an unanswerable question is still repeated before a person is called.
+    """
+
+    stuck_after: timedelta
+    budget: int
+    undecided_for: timedelta = timedelta(hours=24)
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent for a settlement so far, over all attempts of its live key.
+
+    `may_have_run`: an attempt is unknown or was never answered. `is_silent`: the newest one was never answered.
+    `server_error`: one ended inside the provider with an error, so it may yet roll forward.
+    `not_after`: until when bytes may still be written. `account`: whose books they would be in.
+    """
+
+    first_sent_at: datetime | None = None
+    not_after: datetime | None = None
+    may_have_run: bool = False
+    is_silent: bool = False
+    server_error: bool = False
+    done_as: str | None = None
+    account: str | None = None
+
+
+NOTHING_SENT: Final = History()
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send it, under the one key it has."""
+
+    tries: int
+
+
+class LookUp(msgspec.Struct, frozen=True):
+    """Ask the provider's books first."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing can be decided before then."""
+
+    until: datetime
+    tries: int
+
+
+class Transferred(msgspec.Struct, frozen=True):
+    """The provider has it, under this id."""
+
+    transfer_id: str
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """Known not to have moved money, and it will not."""
+
+    reason: str
+
+
+class Disputed(msgspec.Struct, frozen=True):
+    """A person must decide. `is_double`: the provider moved it more than once."""
+
+    reason: str
+    transfer_id: str | None = None
+    is_double: bool = False
+
+
+Verdict = Wait | Transferred | Failed | Disputed
+Step = Send | LookUp | Verdict
+
+
+def next_step(
+    history: History, *, tries: int, account: str, lookup: Lookup, now: datetime, facts: Facts, patience: Patience
+) -> Step:
+    """What to do about a payout that was claimed again. `account` is the one this process would send with."""
+    if history.done_as is not None:
+        # An answer that came after its claim was lost is kept as evidence, and believed.
+        return Transferred(history.done_as)
+    if not history.may_have_run or history.first_sent_at is None or history.not_after is None:
+        return Failed(BUDGET_EXHAUSTED) if tries >= patience.budget else Send(tries)
+    if now < history.not_after:
+        return Wait(history.not_after, tries)
+    if history.account != account:
+        # Other books would show nothing of it, and that would look like absence.
+        return Disputed("sent_with_another_account")
+    if lookup is not Lookup.NONE:
+        return LookUp()
+    if _is_forgotten(history, now, facts):
+        return Disputed("past_the_horizon")
+    return _again(history, tries, patience)
+
+
+def after_look(
+    history: History,
+    looked: Looked,
+    *,
+    tries: int,
+    amount_micros: int,
+    currency: str,
+    lookup: Lookup,
+    now: datetime,
+    facts: Facts,
+    patience: Patience,
+) -> Send | Verdict:
+    """What the provider's books make of an unknown outcome. Never Failed, unless they show the failure itself."""
+    match looked:
+        case Found():
+            return _found(
+                history, looked, amount_micros, currency, tries=tries, now=now, facts=facts, patience=patience
+            )
+        case Undecided():
+            if history.first_sent_at is not None and now >= (
+                history.first_sent_at + facts.key_horizon + patience.undecided_for
+            ):
+                return Disputed("provider_cannot_be_asked")
+            return Wait(now + patience.stuck_after, tries)
+        case Absent():
+            return _absent(history, tries, lookup=lookup, now=now, facts=facts, patience=patience)
+
+
+def after_first_look(
+    looked: Looked,
+    *,
+    amount_micros: int,
+    currency: str,
+    lookup: Lookup,
+    now: datetime,
+    facts: Facts,
+    patience: Patience,
+) -> Send | Verdict:
+    """The same for a payout of which nothing is stored, but which a lost life of the database may have sent.
+
+    The caller asks only when nothing of that life can still be on its way.
+    """
+    match looked:
+        case Found():
+            return _found(
+                NOTHING_SENT, looked, amount_micros, currency, tries=0, now=now, facts=facts, patience=patience
+            )
+        case Undecided():
+            return Wait(now + patience.stuck_after, 0)
+        case Absent():
+            return Send(0) if lookup is Lookup.EXACT else Disputed("may_have_been_sent_before_the_restore")
+
+
+def after_answer(history: History, answer: Answer, *, tries: int, now: datetime, patience: Patience) -> Verdict:
+    """What an answer to an attempt means. `history` is that of the attempts before it."""
+    match answer:
+        case Done():
+            return _moved(answer.movement)
+        case Refused():
+            if history.may_have_run and not answer.replayed:
+                # It speaks of this request alone: the earlier one may still have been paid.
+                return Wait(now + patience.stuck_after, tries + 1)
+            return Failed(answer.code)
+        case Busy():
+            spent = tries if history.may_have_run or answer.needs_person or answer.code in _NOT_TRIES else tries + 1
+            if spent >= patience.budget and not history.may_have_run:
+                return Failed(BUDGET_EXHAUSTED)
+            return Wait(now + _pause(answer, spent, patience), spent)
+        case Unknown():
+            return Wait(now + patience.stuck_after, tries + 1)
+
+
+def after_movement(
+    status: Status, transfer_id: str | None, movement: Movement, *, amount_micros: int, currency: str
+) -> Disputed | None:
+    """What news from the provider's books (a webhook, a list) means for a row. None: nothing new.
+
+    Only news that contradicts what we believe changes a row, and never towards a state in which the money could be
+    sent again.
+    """
+    if status == "transferred":
+        if transfer_id is not None and movement.id != transfer_id:
+            return Disputed("moved_twice", is_double=True)
+        if movement.state in ("failed", "returned"):
+            return Disputed(f"{movement.state}_after_transferred", transfer_id)
+        if (movement.amount_micros, movement.currency) != (amount_micros, currency):
+            return Disputed("amount_differs", transfer_id)
+        return None
+    if status == "failed" and movement.state in ("waiting", "moving", "moved"):
+        return Disputed("moved_after_failed", movement.id)
+    return None
+
+
+def fee_micros(gross_micros: int, *, percent_ppm: int, fixed_micros: int, minimum_micros: int) -> int:
+    """The platform's part: a share in parts per million, rounded down to the micro, and a fixed part."""
+    return max(minimum_micros, fixed_micros + gross_micros * percent_ppm // 1_000_000)
+
+
+def settlement_name(id_: bytes) -> str:
+    """How a settlement's 16-byte id is written."""
+    return "st_" + id_.hex()
+
+
+def settlement_id(name: str) -> UUID | None:
+    """The id behind a written one; None when it is not one of ours. One spelling only."""
+    text = name.removeprefix("st_")
+    if text == name or len(text) != 32 or not text.isascii() or text != text.lower() or not text.isalnum():  # noqa: PLR2004 - hexadecimal digits of 16 bytes
+        return None
+    try:
+        return UUID(hex=text)
+    except ValueError:
+        return None
+
+
+def _found(
+    history: History,
+    found: Found,
+    amount_micros: int,
+    currency: str,
+    *,
+    tries: int,
+    now: datetime,
+    facts: Facts,
+    patience: Patience,
+) -> Send | Verdict:
+    if len(found.movements) != 1:
+        return Disputed("moved_twice", is_double=True)
+    (movement,) = found.movements
+    if (movement.amount_micros, movement.currency) != (amount_micros, currency):
+        return Disputed("amount_differs", movement.id)
+    if movement.state == "waiting" and facts.waits_for_us:
+        # Made, and not yet funded: the same send goes on where it stopped, while the provider knows its key.
+        if _is_forgotten(history, now, facts):
+            return Disputed("made_but_not_funded", movement.id)
+        return _again(history, tries, patience)
+    return _moved(movement)
+
+
+def _moved(movement: Movement) -> Transferred | Failed | Disputed:
+    match movement.state:
+        case "failed":
+            return Failed("failed_at_the_provider")
+        case "returned":
+            return Disputed("returned", movement.id)
+        case _:
+            return Transferred(movement.id)
+
+
+def _absent(
+    history: History, tries: int, *, lookup: Lookup, now: datetime, facts: Facts, patience: Patience
+) -> Send | Wait | Disputed:
+    if lookup is Lookup.EXACT and history.not_after is not None:
+        settled_at = history.not_after + facts.longest_in_flight
+        if now < settled_at:
+            # Something of ours may still be on its way: absence proves nothing yet.
+            return Wait(settled_at, tries)
+    if _is_forgotten(history, now, facts):
+        return Disputed("past_the_horizon")
+    if lookup is Lookup.EXACT and history.server_error:
+        # The provider may roll it forward later. Asked again a few times; then a person looks.
+        if tries + 1 >= patience.budget:
+            return Disputed("server_error_then_absent")
+        return Wait(now + patience.stuck_after, tries + 1)
+    return _again(history, tries, patience)
+
+
+def _again(history: History, tries: int, patience: Patience) -> Send | Disputed:
+    """Once more under the same key, unless that was tried often enough. A silent attempt is a try nobody counted."""
+    spent = tries + history.is_silent
+    return Disputed(BUDGET_EXHAUSTED) if spent >= patience.budget else Send(spent)
+
+
+def _is_forgotten(history: History, now: datetime, facts: Facts) -> bool:
+    return history.first_sent_at is not None and now >= history.first_sent_at + facts.key_horizon - facts.key_margin
+
+
+def _pause(busy: Busy, tries: int, patience: Patience) -> timedelta:
+    backoff = patience.stuck_after if busy.needs_person else _FIRST_PAUSE * 2 ** min(tries, 16)
+    return min(max(backoff, timedelta(seconds=busy.after_seconds)), _LONGEST_PAUSE)

@@ -1,0 +1,103 @@
+"""Settlements: creating them, and what callers are told.
+
+A settlement is recognised by attribution and squad: created again, it is returned as it stands and moves nothing. The
+fee is the tenant's policy's; no caller can set it, and the database computes it again.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from tallystick.core.idempotency import Tenant
+from tallystick.core.keys import idempotency_key_fault
+from tallystick.core.money import step_micros
+from tallystick.core.outcome import Rejected
+from tallystick.core.provider import Transfer
+from tallystick.core.settlement_ledger import SettlementCreated
+from tallystick.core.settlement_terms import wish_fault
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.errors import TallystickError
+from tallystick.providers.port import Provider
+from tallystick.settings import LIMITS, Limits
+from tallystick.store.database import Database
+from tallystick.store.settlement import CreateWork, LedgerRefused, Made, Wish
+
+_KEY_FAULTS: Mapping[str, str] = {
+    "idempotency_key_missing": "There is no idempotency key.",
+    "idempotency_key_invalid": "The idempotency key is not plain text.",
+    "idempotency_key_too_long": "The idempotency key is longer than 255 characters.",
+}
+_NO_KEY = bytes(32)
+
+
+class Settlements:
+    """Creates settlements for every tenant. Use as an async context manager."""
+
+    def __init__(self, database: Database, providers: Mapping[str, Provider], *, limits: Limits = LIMITS) -> None:
+        """The providers stay the caller's to close."""
+        self._providers = providers
+        self._group: GroupCommit[Wish, Made | Rejected] = GroupCommit(CreateWork(database), limits=limits)
+
+    async def __aenter__(self) -> Self:
+        """Start the lanes."""
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Answer what waits, stop."""
+        await self._group.__aexit__(*exception)
+
+    async def create(self, tenant: Tenant, wish: SettlementCreated, idempotency_key: str) -> Made | Rejected:
+        """Promise a payout, once. Raises like `Engine.submit`; the same call again is then safe."""
+        checked = self._checked(tenant, wish, idempotency_key)
+        if isinstance(checked, Rejected):
+            return checked
+        try:
+            return await self._group.submit(checked, source=tenant.number)
+        except LedgerRefused as refused:
+            return refused.refusal
+
+    async def create_many(
+        self, tenant: Tenant, wishes: Sequence[tuple[SettlementCreated, str]]
+    ) -> list[Made | Rejected | TallystickError]:
+        """Each on its own; the answers stand in the order of the wishes, and an exception is an answer."""
+
+        async def one(wish: SettlementCreated, key: str) -> Made | Rejected | TallystickError:
+            try:
+                return await self.create(tenant, wish, key)
+            except TallystickError as error:
+                return error
+
+        return await asyncio.gather(*(one(wish, key) for wish, key in wishes))
+
+    def _checked(self, tenant: Tenant, wish: SettlementCreated, key: str) -> Wish | Rejected:
+        fault = idempotency_key_fault(key)
+        if fault is not None:
+            return Rejected(fault, _KEY_FAULTS[fault], "Send one; repeat it when you repeat the request.")
+        refusal = wish_fault(wish)
+        if refusal is not None:
+            return refusal
+        provider = self._providers.get(wish.provider)
+        if provider is None:
+            known = ", ".join(sorted(self._providers)) or "none"
+            return Rejected(
+                "provider_not_configured",
+                f"The provider {wish.provider!r:.60} is not configured here.",
+                f"Use one of: {known}; or configure it (TALLY_{wish.provider.upper():.20}_API_KEY).",
+            )
+        # The smallest and most ordinary payout to that destination: what refuses it would refuse every amount.
+        probe = Transfer(
+            key=_NO_KEY, destination=wish.destination, amount_micros=wish.gross_micros, currency=wish.currency
+        )
+        step = step_micros(wish.currency, provider=provider.facts.name, purpose=provider.purpose(probe))
+        payable = max(wish.gross_micros - wish.gross_micros % step, step)
+        refused = provider.refusal(
+            Transfer(key=_NO_KEY, destination=wish.destination, amount_micros=payable, currency=wish.currency)
+        )
+        if refused is not None:
+            return Rejected(
+                refused.code,
+                f"{wish.provider} cannot pay this: {refused.message}",
+                "Correct the destination, the currency or the amount. Nothing was created.",
+            )
+        return Wish(tenant=tenant, key=key, operation=wish, step_micros=step, key_form=provider.facts.key_form)

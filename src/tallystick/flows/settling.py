@@ -1,0 +1,512 @@
+"""Settling: one tick pays what is pending and recovers what is stuck.
+
+    pass 1   claim ──> intent and attempt ──> in transit         one transaction for a chunk
+             send every one of it                                 no transaction is open
+             record answers, states and postings                  one transaction for a group of answers
+    pass 2   claim again what is overdue; ask the provider's books; decide; perhaps send again, same key
+
+Killed anywhere, it loses nothing: what was claimed is claimed again when it is overdue. Two ticks never share a row,
+and one that was paused past its claim can no longer write. The deciders are in `core.settlement`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, Self, TypeVar
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from tallystick.core.intent import (
+    AlreadyDone,
+    OtherAccount,
+    OtherInstruction,
+    OtherKey,
+    PastHorizon,
+    StillSending,
+    Withheld,
+)
+from tallystick.core.provider import Absent, Answer, Found, Looked, Lookup, Sending, Undecided
+from tallystick.core.settlement import (
+    NOTHING_SENT,
+    Disputed,
+    Failed,
+    History,
+    LookUp,
+    Patience,
+    Send,
+    Transferred,
+    Verdict,
+    Wait,
+    after_answer,
+    after_first_look,
+    after_look,
+    next_step,
+)
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import RestoredDatabase, TallystickError, Unreachable
+from tallystick.flows import sending
+from tallystick.flows.sending import Sender
+from tallystick.providers.port import Provider
+from tallystick.providers.steady import steady
+from tallystick.settings import LIMITS, Limits
+from tallystick.store import intent as intents
+from tallystick.store import settling
+from tallystick.store.database import Database
+from tallystick.store.intent import Answered, Asking, Attempt
+from tallystick.store.settling import Claimed, Evidence, RecordWork, Result
+
+log = structlog.get_logger("tallystick.settlement")
+
+T = TypeVar("T")
+
+# A transaction that others beat to a lock is simply run again.
+_CONTENDED_ROUNDS: Final = 20
+# Recording, after the last answer.
+_RECORD_SECONDS: Final = 5.0
+# Of what can be sent within the leave at the provider's rate, this much is claimed at once.
+_SHARE_OF_RATE: Final = 0.5
+
+
+class Ticked(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tick did. `waiting` are processing still; `late` lost their claim: only the evidence was kept."""
+
+    claimed: int = 0
+    reclaimed: int = 0
+    sent: int = 0
+    looked_up: int = 0
+    transferred: int = 0
+    failed: int = 0
+    disputed: int = 0
+    waiting: int = 0
+    late: int = 0
+    is_complete: bool = True
+
+    @property
+    def reclaims_are_frequent(self) -> bool:
+        """The cold path should be cold: more than one in twenty means that something is wrong."""
+        return self.reclaimed >= _FEW_RECLAIMS and self.reclaimed * 20 > self.claimed + self.reclaimed
+
+
+_FEW_RECLAIMS: Final = 10
+
+
+class Settler:
+    """Pays for every tenant, over every configured provider. Holds no state between ticks."""
+
+    def __init__(
+        self,
+        database: Database,
+        providers: Mapping[str, Provider],
+        sender: Sender,
+        *,
+        patience: Mapping[str, Patience],
+        by: str,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """`patience` by provider; `by` names this worker in the rows it claims."""
+        self._database = database
+        self._providers = providers
+        self._sender = sender
+        self._patience = patience
+        self._by = by
+        self._limits = limits
+
+    async def tick(self, *, budget_seconds: float | None = None, most: int | None = None) -> Ticked:
+        """Pass 1 and pass 2 over every provider. Raises RestoredDatabase before anything is claimed.
+
+        With a budget it stops claiming early enough to finish what it holds. `most` bounds the rows of each pass.
+        """
+        if not await settling.is_here(self._database):
+            raise RestoredDatabase
+        async with _Run(self, budget_seconds, most, may_send=True) as run:
+            await _all(run.pay_pending(name) for name in self._providers)
+            await _all(run.recover_stuck(name) for name in self._providers)
+        return run.ticked()
+
+    async def ask(self, *, budget_seconds: float | None = None) -> Ticked:
+        """Pass 2 without sending: what is proven absent is left for a tick. For a database that was restored."""
+        async with _Run(self, budget_seconds, None, may_send=False) as run:
+            await _all(run.recover_stuck(name) for name in self._providers)
+        return run.ticked()
+
+
+class _Run:
+    """One tick."""
+
+    def __init__(self, settler: Settler, budget_seconds: float | None, most: int | None, *, may_send: bool) -> None:
+        self._settler = settler
+        self._limits = settler._limits  # noqa: SLF001 - its own tick
+        self._database = settler._database  # noqa: SLF001
+        self._by = settler._by  # noqa: SLF001
+        self._began = steady()
+        self._budget_seconds = budget_seconds
+        self._most = most
+        self._may_send = may_send
+        self._counts: Counter[str] = Counter()
+        # One lane: a group grows while the one before it commits. Nobody waits for a single answer.
+        limits = replace(
+            self._limits, lanes=1, wait_seconds=self._limits.drain_seconds, queue_per_source=10**6, queue=10**6
+        )
+        self._recorder: GroupCommit[Result, bool] = GroupCommit(
+            RecordWork(self._database, self._by), limits=limits, linger_seconds=limits.settlement_linger_seconds
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._recorder)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.__aexit__(*exception)  # type: ignore[arg-type]
+
+    def ticked(self) -> Ticked:
+        return Ticked(**self._counts, is_complete=not self._is_out_of_time())
+
+    # --- pass 1
+
+    async def pay_pending(self, provider: str) -> None:
+        """Claim and send, a few chunks at a time, until nothing is pending or the time is over."""
+        cursor = _Cursor()
+        await _all(self._lane(provider, cursor) for _ in range(self._limits.settlement_lanes))
+        await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
+
+    async def _lane(self, provider: str, cursor: "_Cursor") -> None:
+        while size := self._chunk(provider, "claimed", self._limits.settlement_chunk):
+            began = steady()
+            claimed = await self._retried(partial(self._claim, provider, cursor, size, began))
+            if not claimed.rows:
+                return
+            await self._finish(provider, claimed)
+
+    async def _claim(self, provider: str, cursor: "_Cursor", most: int, began: float) -> "_Chunk":
+        """One transaction: nothing is sent without it."""
+        adapter, token = self._adapter(provider), uuid4()
+        async with self._database.writing() as connection:
+            rows = await settling.claim(
+                connection,
+                provider,
+                after=cursor.after,
+                most=most,
+                stuck_after=self._patience(provider).stuck_after,
+                token=token,
+                by=self._by,
+            )
+            if not rows:
+                return _Chunk([], [], [], began)
+            asked = [row for row in rows if row.ask_first]
+            refused = [(row, no) for row in rows if not row.ask_first and (no := adapter.refusal(row.instruction))]
+            unworded = {row.number for row, _ in refused}
+            sendable = [row for row in rows if not row.ask_first and row.number not in unworded]
+            begun = (
+                await intents.begin(connection, [self._asking(row, adapter) for row in sendable]) if sendable else []
+            )
+            await settling.post_claims(connection, rows, token=token, by=self._by)
+        cursor.after = max(cursor.after, *(row.number for row in rows))
+        self._counts["claimed"] += len(rows)
+        pairs = [(row, attempt, NOTHING_SENT, row.tries) for row, attempt in zip(sendable, begun, strict=True)]
+        return _Chunk(rows, pairs, [(row, Failed(no.code)) for row, no in refused], began, asked)
+
+    async def _finish(self, provider: str, chunk: "_Chunk") -> None:
+        """Send and record all of a chunk."""
+        futures = [self._record(Result(claimed=row, verdict=verdict)) for row, verdict in chunk.decided]
+        sends = [
+            self._send(row, attempt, history, tries=tries, began=chunk.began)
+            for row, attempt, history, tries in chunk.sends
+            if isinstance(attempt, Attempt)
+        ]
+        for row, withheld, _history, tries in chunk.sends:
+            if not isinstance(withheld, Attempt):
+                futures.append(
+                    self._record(Result(claimed=row, verdict=self._withheld(row, withheld, tries, provider)))
+                )
+        if chunk.asked:
+            await self._recover(provider, chunk.asked, {row.number: NOTHING_SENT for row in chunk.asked}, chunk.began)
+        futures += await asyncio.gather(*sends)
+        await self._noted(futures)
+
+    async def _send(
+        self, row: Claimed, attempt: Attempt, history: History, *, tries: int, began: float
+    ) -> "asyncio.Future[bool]":
+        # Counted from before the commit: this clock's not-after is never later than the database's.
+        leave = Sending(
+            first_sent_at=attempt.first_sent_at,
+            not_after=attempt.not_after,
+            sendable_until=began + self._limits.send_seconds,
+        )
+        answer: Answer = await sending.call(self._adapter(row.provider), row.instruction, leave)
+        self._settler._sender.heard(row.provider, answer)  # noqa: SLF001
+        self._counts["sent"] += 1
+        verdict = after_answer(
+            history, answer, tries=tries, now=self._now(row, began), patience=self._patience(row.provider)
+        )
+        return self._record(Result(claimed=row, verdict=verdict, answered=Answered(attempt, answer)))
+
+    # --- pass 2
+
+    async def recover_stuck(self, provider: str) -> None:
+        """Take over what is overdue, ask, decide; until nothing is overdue or the time is over."""
+        while size := self._chunk(provider, "reclaimed", self._limits.settlement_stuck_chunk):
+            began = steady()
+            rows, histories = await self._retried(partial(self._reclaim, provider, size))
+            if not rows:
+                return
+            self._counts["reclaimed"] += len(rows)
+            await self._recover(provider, rows, histories, began)
+        await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
+
+    async def _reclaim(self, provider: str, most: int) -> tuple[list[Claimed], dict[int, History]]:
+        async with self._database.writing() as connection:
+            return await settling.reclaim(
+                connection,
+                provider,
+                most=most,
+                stuck_after=self._patience(provider).stuck_after,
+                token=uuid4(),
+                by=self._by,
+            )
+
+    async def _recover(
+        self, provider: str, rows: Sequence[Claimed], histories: Mapping[int, History], began: float
+    ) -> None:
+        decided = await asyncio.gather(*(self._decide(provider, row, histories[row.number], began) for row in rows))
+        futures = []
+        sends: list[tuple[Claimed, Send, tuple[Evidence, ...]]] = []
+        for row, (step, evidence) in zip(rows, decided, strict=True):
+            if not isinstance(step, Send):
+                still = row.ask_first and isinstance(step, Wait)
+                futures.append(self._record(Result(claimed=row, verdict=step, evidence=evidence, ask_first=still)))
+            elif self._may_send:
+                sends.append((row, step, evidence))
+            else:
+                # Proven absent: a tick may send it, once all the others were asked.
+                cleared = Wait(self._now(row, began), step.tries)
+                futures.append(self._record(Result(claimed=row, verdict=cleared, evidence=evidence)))
+        if sends:
+            began = steady()
+            chunk = await self._retried(partial(self._begin_again, provider, sends, histories, began))
+            await self._finish(provider, chunk)
+        await self._noted(futures)
+
+    async def _decide(
+        self, provider: str, row: Claimed, history: History, began: float
+    ) -> tuple[Send | Verdict, tuple[Evidence, ...]]:
+        adapter = self._adapter(provider)
+        lookup = adapter.facts.lookup[adapter.purpose(row.instruction)]
+        facts, patience, now = adapter.facts, self._patience(provider), self._now(row, began)
+        if not row.ask_first:
+            step = next_step(
+                history,
+                tries=row.tries,
+                account=adapter.account,
+                lookup=lookup,
+                now=now,
+                facts=facts,
+                patience=patience,
+            )
+            if not isinstance(step, LookUp):
+                return step, ()
+        elif lookup is Lookup.NONE:
+            return Disputed("may_have_been_sent_before_the_restore"), ()
+        first_sent_at = history.first_sent_at or row.created_at
+        looked = await self._look_up(adapter, row, first_sent_at, now)
+        evidence = (_evidence(looked),)
+        now = self._now(row, began)
+        if history.first_sent_at is None:
+            after = after_first_look(
+                looked,
+                amount_micros=row.amount_micros,
+                currency=row.currency,
+                lookup=lookup,
+                now=now,
+                facts=facts,
+                patience=patience,
+            )
+        else:
+            after = after_look(
+                history,
+                looked,
+                tries=row.tries,
+                amount_micros=row.amount_micros,
+                currency=row.currency,
+                lookup=lookup,
+                now=now,
+                facts=facts,
+                patience=patience,
+            )
+        return after, evidence
+
+    async def _look_up(self, adapter: Provider, row: Claimed, first_sent_at: datetime, now: datetime) -> Looked:
+        self._counts["looked_up"] += 1
+        try:
+            return await adapter.look_up(row.instruction, first_sent_at=first_sent_at, now=now)
+        except TallystickError as error:
+            return Undecided(code="lookup_failed", message=str(error))
+
+    async def _begin_again(
+        self,
+        provider: str,
+        sends: Sequence[tuple[Claimed, Send, tuple[Evidence, ...]]],
+        histories: Mapping[int, History],
+        began: float,
+    ) -> "_Chunk":
+        """One transaction: still mine? then the evidence that it may be sent, and the next attempt."""
+        adapter = self._adapter(provider)
+        tries = {row.number: step.tries for row, step, _ in sends}
+        async with self._database.writing() as connection:
+            mine = await settling.begin_again(
+                connection,
+                [(row, step.tries) for row, step, _ in sends],
+                stuck_after=self._patience(provider).stuck_after,
+            )
+            kept = {row.number for row in mine}
+            begun = await intents.begin(connection, [self._asking(row, adapter) for row in mine]) if mine else []
+            await settling.add_events(
+                connection,
+                [
+                    (row.tenant.number, row.number, item.what, self._by, msgspec.json.encode(item))
+                    for row, _, evidence in sends
+                    for item in evidence
+                    if row.number in kept
+                ],
+            )
+        pairs = [
+            (row, attempt, histories[row.number], tries[row.number]) for row, attempt in zip(mine, begun, strict=True)
+        ]
+        return _Chunk(list(mine), pairs, [], began)
+
+    # --- both
+
+    def _record(self, result: Result) -> "asyncio.Future[bool]":
+        verdict = "waiting" if isinstance(result.verdict, Wait) else type(result.verdict).__name__.lower()
+        future = self._recorder.submit(result, source=result.claimed.tenant.number)
+        future.add_done_callback(lambda done: self._count(verdict, done))
+        return future
+
+    def _count(self, verdict: str, done: "asyncio.Future[bool]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._counts[verdict if done.result() else "late"] += 1
+
+    async def _noted(self, futures: Sequence["asyncio.Future[bool]"]) -> None:
+        """Wait until results are durable. Those that cannot be stored are found again: their rows are overdue later."""
+        done = await asyncio.gather(*futures, return_exceptions=True)
+        failures = [one for one in done if isinstance(one, BaseException)]
+        if failures:
+            log.error("results_not_recorded", results=len(failures), reason=str(failures[0]))
+            raise failures[0]
+
+    async def _retried(self, transaction: Callable[[], Awaitable[T]]) -> T:
+        for attempt in range(_CONTENDED_ROUNDS):
+            try:
+                return await transaction()
+            except Contended:
+                await asyncio.sleep(self._limits.deferral_seconds * attempt)
+            except Lost as lost:
+                # Whether it was committed or not: what was claimed and not sent is overdue later.
+                raise Unreachable(str(lost)) from lost
+        raise Unreachable("the settlements are held by other transactions")
+
+    def _asking(self, row: Claimed, adapter: Provider) -> Asking:
+        return Asking(
+            tenant=row.tenant,
+            provider=row.provider,
+            purpose=adapter.purpose(row.instruction),
+            instruction=row.instruction,
+            account=adapter.account,
+            token=uuid4(),
+            leave_seconds=self._limits.send_seconds,
+            remembered=adapter.facts.key_horizon - adapter.facts.key_margin,
+            subject=row.id,
+        )
+
+    def _withheld(self, row: Claimed, withheld: Withheld, tries: int, provider: str) -> Verdict:
+        now = row.now
+        match withheld:
+            case AlreadyDone(provider_id):
+                return Transferred(provider_id)
+            case StillSending(until):
+                return Wait(until, tries)
+            case PastHorizon():
+                # Pass 2 asks the provider's books and decides.
+                return Wait(now, tries)
+            case OtherAccount():
+                return Disputed("sent_with_another_account")
+            case OtherKey():
+                return Disputed("another_live_key")
+            case OtherInstruction():
+                log.error("key_collision", settlement=row.name, provider=provider)
+                return Disputed("key_collision")
+
+    def _adapter(self, provider: str) -> Provider:
+        return self._settler._providers[provider]  # noqa: SLF001
+
+    def _patience(self, provider: str) -> Patience:
+        return self._settler._patience[provider]  # noqa: SLF001
+
+    def _now(self, row: Claimed, began: float) -> datetime:
+        """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day."""
+        return row.now + timedelta(seconds=max(steady() - began, 0.0))
+
+    def _chunk(self, provider: str, counted: str, largest: int) -> int:
+        """How many rows to claim next; 0: no more in this tick."""
+        if self._is_out_of_time():
+            return 0
+        adapter = self._adapter(provider)
+        # What cannot be written within its leave would be claimed for nothing.
+        rate = adapter.requests_per_second * self._limits.send_seconds * _SHARE_OF_RATE
+        size = max(1, min(largest, int(rate / self._limits.settlement_lanes)))
+        return size if self._most is None else max(0, min(size, self._most - self._counts[counted]))
+
+    def _is_out_of_time(self) -> bool:
+        if self._budget_seconds is None:
+            return False
+        longest = max((p.facts.answer_seconds for p in self._settler._providers.values()), default=0.0)  # noqa: SLF001
+        needed = min(self._limits.send_seconds + longest + _RECORD_SECONDS, self._budget_seconds / 2)
+        return steady() - self._began + needed >= self._budget_seconds
+
+
+class _Cursor:
+    """How far the lanes of a tick have claimed."""
+
+    def __init__(self) -> None:
+        self.after = 0
+
+
+class _Chunk(msgspec.Struct):
+    """Claimed rows, with what is to be done about each. `began` is when, by the steady clock, before the commit."""
+
+    rows: list[Claimed]
+    sends: list[tuple[Claimed, Attempt | Withheld, History, int]]
+    decided: list[tuple[Claimed, Verdict]]
+    began: float
+    asked: list[Claimed] = []
+
+
+async def _all(tasks: Iterable[Awaitable[None]]) -> None:
+    """Let all of them finish, whatever happens to one; then say what happened."""
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+
+
+def _evidence(looked: Looked) -> Evidence:
+    match looked:
+        case Found():
+            ids = ", ".join(f"{m.id} {m.status}" for m in looked.movements)
+            return Evidence(what="looked_up", found="found", detail=ids, exchanges=looked.evidence)
+        case Absent():
+            return Evidence(what="looked_up", found="absent", detail=looked.lookup, exchanges=looked.evidence)
+        case Undecided():
+            return Evidence(
+                what="looked_up",
+                found="undecided",
+                detail=f"{looked.code}: {looked.message}",
+                exchanges=looked.evidence,
+            )

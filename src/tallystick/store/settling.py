@@ -1,0 +1,338 @@
+"""Settling on PostgreSQL: claim, claim again, record. Each is one transaction for a whole chunk.
+
+Locks in one order everywhere: states of settlements, intents, attempts, accounts, keys of operations.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from asyncpg.pgproto import pgproto
+
+from tallystick import queries
+from tallystick.core.idempotency import Claim, Tenant
+from tallystick.core.outcome import Committed, Duplicate
+from tallystick.core.provider import Exchange, Transfer
+from tallystick.core.settlement import (
+    NOTHING_SENT,
+    Disputed,
+    Failed,
+    History,
+    Transferred,
+    Verdict,
+    Wait,
+    settlement_name,
+)
+from tallystick.core.settlement_ledger import Item, Move, Moved, SettlementMoved, postings
+from tallystick.engine import batch
+from tallystick.errors import InvariantBroken, require
+from tallystick.store import intent as intents
+from tallystick.store.database import Connection, Database
+from tallystick.store.intent import Answered
+from tallystick.store.operation import PostgresTransaction
+
+_SQL = queries.load(__package__, "settling.sql")
+# Workers that share a row of counts wait for each other's commit.
+_COUNT_SLOTS = 16
+_MOVES: Mapping[type, Move] = {Transferred: "transferred", Failed: "failed"}
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A settlement under a claim. `now` is the database's time when it was claimed."""
+
+    tenant: Tenant
+    number: int
+    id: UUID
+    attribution_id: str
+    squad_id: str
+    currency: str
+    net_micros: int
+    amount_micros: int
+    provider: str
+    destination: str
+    generation: int
+    key: bytes
+    created_at: datetime
+    claim_number: int
+    tries: int
+    ask_first: bool
+    now: datetime
+
+    @property
+    def instruction(self) -> Transfer:
+        """What is asked of the provider: the same bytes for ever, because all of it is fixed at creation."""
+        return Transfer(
+            key=self.key,
+            destination=self.destination,
+            amount_micros=self.amount_micros,
+            currency=self.currency,
+            description=settlement_name(self.id.bytes),
+        )
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return settlement_name(self.id.bytes)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a question, or of anything else that a person may ask for later."""
+
+    what: str
+    found: str
+    detail: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a claimed settlement. `answered` is the attempt's answer, where one was made."""
+
+    claimed: Claimed
+    verdict: Verdict
+    answered: Answered | None = None
+    evidence: tuple[Evidence, ...] = ()
+    # The verdict may leave the question open that must be asked first.
+    ask_first: bool = False
+
+
+async def claim(
+    connection: Connection, provider: str, *, after: int, most: int, stuck_after: timedelta, token: UUID, by: str
+) -> list[Claimed]:
+    """Pass 1, inside the caller's transaction: pending rows become processing. `post_claims` belongs to it."""
+    rows = await connection.fetch(_SQL["claim"], provider, after, most, stuck_after, token, by)
+    return [_claimed(row) for row in rows]
+
+
+async def post_claims(connection: Connection, claimed: Sequence[Claimed], *, token: UUID, by: str) -> None:
+    """The money of claimed rows goes in transit. Last in its transaction: everybody needs that account."""
+    await _run(connection, postings([_moved(row, "claimed") for row in claimed], token.hex))
+    await count(connection, by, {"claimed": len(claimed)})
+
+
+async def reclaim(
+    connection: Connection, provider: str, *, most: int, stuck_after: timedelta, token: UUID, by: str
+) -> tuple[list[Claimed], dict[int, History]]:
+    """Pass 2, inside the caller's transaction: overdue rows under a new claim, and what was sent for each."""
+    rows = await connection.fetch(_SQL["reclaim"], provider, most, stuck_after, token, by)
+    claimed = [_claimed(row) for row in rows]
+    if claimed:
+        await count(connection, by, {"reclaimed": len(claimed)})
+    return claimed, await histories(connection, provider, claimed)
+
+
+async def histories(connection: Connection, provider: str, claimed: Sequence[Claimed]) -> dict[int, History]:
+    """What was sent so far, by the settlement's number."""
+    if not claimed:
+        return {}
+    columns = [row.tenant.number for row in claimed], [row.key for row in claimed]
+    found = {
+        (row["tenant_id"], row["key"]): History(
+            first_sent_at=row["first_sent_at"],
+            not_after=row["not_after"],
+            may_have_run=row["may_have_run"],
+            is_silent=row["is_silent"],
+            server_error=row["server_error"],
+            done_as=row["done_as"],
+            account=row["account"],
+        )
+        for row in await connection.fetch(_SQL["histories"], *columns, provider)
+    }
+    return {row.number: found.get((row.tenant.number, row.key), NOTHING_SENT) for row in claimed}
+
+
+async def begin_again(
+    connection: Connection, rows: Sequence[tuple[Claimed, int]], *, stuck_after: timedelta
+) -> list[Claimed]:
+    """Those of the rows that are still under their claim; the takeover of these counts from now. With their tries."""
+    kept = {
+        (row["tenant_id"], row["number"])
+        for row in await connection.fetch(_SQL["fence"], *_names([row for row, _ in rows]))
+        if row["status"] == "processing"
+    }
+    mine = [(row, tries) for row, tries in rows if (row.tenant.number, row.number) in kept]
+    await connection.execute(
+        _SQL["extend"], *_names([row for row, _ in mine]), stuck_after, [tries for _, tries in mine]
+    )
+    return [row for row, _ in mine]
+
+
+class RecordWork:
+    """Group commit's work: record what became of claimed settlements."""
+
+    def __init__(self, database: Database, by: str) -> None:
+        """`by` names this worker."""
+        self._database = database
+        self._by = by
+
+    async def commit(
+        self,
+        items: Sequence[Result],
+        *,
+        patient: bool,  # noqa: ARG002 - a claim is held by its owner alone: there is nothing to step around
+    ) -> Sequence[bool]:
+        """True for each that is durable; False where the claim was lost: only the answer was kept, as evidence."""
+        async with self._database.writing() as connection:
+            return await record(connection, items, by=self._by)
+
+
+async def record(connection: Connection, items: Sequence[Result], *, by: str) -> list[bool]:
+    """Record results inside the caller's transaction, each under the claim it was worked on with."""
+    rows = {
+        (row["tenant_id"], row["number"]): row
+        for row in await connection.fetch(_SQL["fence"], *_names([item.claimed for item in items]))
+    }
+    open_: list[Result] = []
+    done: list[bool] = []
+    for item in items:
+        row = rows.get((item.claimed.tenant.number, item.claimed.number))
+        is_mine = row is not None and row["status"] == "processing"
+        if is_mine:
+            open_.append(item)
+        # A batch that is run again after a lost COMMIT finds its own result.
+        done.append(is_mine or (row is not None and _is_recorded(item, row)))
+    answered = [item.answered for item in items if item.answered is not None]
+    if answered:
+        await intents.record_answers(connection, answered)
+    await _note(connection, items, done, by)
+    if open_:
+        moves = [_moved(item.claimed, _MOVES[type(item.verdict)]) for item in open_ if type(item.verdict) in _MOVES]
+        token = _token(open_)
+        claims = postings(moves, token)
+        ids = {
+            part.settlement: pgproto.UUID(claim.id)
+            for claim in claims
+            if isinstance(claim.operation, SettlementMoved)
+            for part in claim.operation.items
+        }
+        await connection.execute(_SQL["record"], *_names([item.claimed for item in open_]), *_columns(open_, ids))
+        await _run(connection, claims)
+        await count(connection, by, _counts(open_))
+    late = done.count(False)
+    if late:
+        await count(connection, by, {"late_answers": late})
+    return done
+
+
+async def count(connection: Connection, by: str, counts: Mapping[str, int]) -> None:
+    """Add to the figures of all days."""
+    slot = int.from_bytes(hashlib.sha256(by.encode()).digest()[:2], "big") % _COUNT_SLOTS
+    await connection.execute(_SQL["count"], slot, list(counts), list(counts.values()))
+
+
+async def is_here(database: Database) -> bool:
+    """Whether this is the database, and the line of its history, that sending was last confirmed for."""
+    async with database.owning() as connection:
+        return bool(await connection.fetchval(_SQL["whereabouts"]))
+
+
+async def add_events(connection: Connection, events: Sequence[tuple[int, int, str, str, bytes]]) -> None:
+    """What happened: tenant, settlement's number, what, by whom, details as JSON."""
+    if events:
+        columns = [list(column) for column in zip(*events, strict=True)]
+        await connection.execute(_SQL["add_events"], *columns)
+
+
+async def _note(connection: Connection, items: Sequence[Result], done: Sequence[bool], by: str) -> None:
+    events = []
+    for item, is_recorded in zip(items, done, strict=True):
+        tenant, number = item.claimed.tenant.number, item.claimed.number
+        events += [(tenant, number, e.what, by, msgspec.json.encode(e)) for e in item.evidence]
+        if not is_recorded and item.answered is not None:
+            late = Evidence(what="late_answer", found=type(item.answered.answer).__name__.lower())
+            events.append((tenant, number, late.what, by, msgspec.json.encode(late)))
+        elif is_recorded and isinstance(item.verdict, Disputed):
+            why = Evidence(what="disputed", found=item.verdict.reason)
+            events.append((tenant, number, why.what, by, msgspec.json.encode(why)))
+    await add_events(connection, events)
+
+
+def _counts(items: Sequence[Result]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for item in items:
+        if not isinstance(item.verdict, Wait):
+            counts[type(item.verdict).__name__.lower()] += 1
+        if isinstance(item.verdict, Disputed) and item.verdict.is_double:
+            counts["doubles"] += 1
+        for evidence in item.evidence:
+            counts[f"{evidence.what}.{evidence.found}"] += evidence.what == "looked_up"
+    return +counts
+
+
+def _is_recorded(item: Result, row: asyncpg.Record) -> bool:
+    match item.verdict:
+        case Transferred(transfer_id):
+            return bool(row["status"] == "transferred" and row["transfer_id"] == transfer_id)
+        case Failed(reason):
+            return bool(row["status"] == "failed" and row["reason"] == reason)
+        case Disputed():
+            return bool(row["status"] == "disputed" and row["reason"] == item.verdict.reason)
+        case Wait():
+            return False
+
+
+def _columns(items: Sequence[Result], ids: Mapping[str, pgproto.UUID]) -> tuple[list[object], ...]:
+    status: list[object] = []
+    due: list[object] = []
+    tries: list[object] = []
+    transfers: list[object] = []
+    reasons: list[object] = []
+    for item in items:
+        verdict = item.verdict
+        status.append("processing" if isinstance(verdict, Wait) else type(verdict).__name__.lower())
+        due.append(verdict.until if isinstance(verdict, Wait) else None)
+        tries.append(verdict.tries if isinstance(verdict, Wait) else item.claimed.tries)
+        transfers.append(verdict.transfer_id if isinstance(verdict, Transferred | Disputed) else None)
+        reasons.append(verdict.reason if isinstance(verdict, Failed | Disputed) else None)
+    results: list[object] = [ids.get(item.claimed.name) for item in items]
+    return status, due, tries, transfers, reasons, results, [item.ask_first for item in items]
+
+
+def _token(items: Sequence[Result]) -> str:
+    """The same results under the same claims give the same keys of postings, however often they are run."""
+    hashed = hashlib.sha256()
+    for item in items:
+        hashed.update(item.claimed.id.bytes + item.claimed.claim_number.to_bytes(8, "big"))
+    return hashed.hexdigest()[:32]
+
+
+def _moved(row: Claimed, move: Move) -> Moved:
+    return Moved(row.tenant, move, row.provider, row.currency, Item(row.name, row.squad_id, row.amount_micros))
+
+
+async def _run(connection: Connection, claims: Sequence[Claim]) -> None:
+    if not claims:
+        return
+    for answer in await batch.run(PostgresTransaction(connection), claims, patient=True):
+        if not isinstance(answer, Committed | Duplicate):
+            raise InvariantBroken(f"the ledger refused a settlement's own posting: {answer}")
+
+
+def _names(rows: Sequence[Claimed]) -> tuple[list[int], list[int], list[int]]:
+    return [row.tenant.number for row in rows], [row.number for row in rows], [row.claim_number for row in rows]
+
+
+def _claimed(row: asyncpg.Record) -> Claimed:
+    require(row["key"], "a settlement without a key")
+    return Claimed(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        number=row["number"],
+        id=row["id"],
+        attribution_id=row["attribution_id"],
+        squad_id=row["squad_id"],
+        currency=row["currency"],
+        net_micros=row["net_micros"],
+        amount_micros=row["amount_micros"],
+        provider=row["provider"],
+        destination=row["destination"],
+        generation=row["generation"],
+        key=row["key"],
+        created_at=row["created_at"],
+        claim_number=row["claim_number"],
+        tries=row["tries"],
+        ask_first=row["ask_first"],
+        now=row["now"],
+    )

@@ -1,0 +1,80 @@
+-- name: claim
+-- Pass 1, one statement. SKIP LOCKED: two ticks never share a row, and none waits for the other. The partial index of
+-- pending rows is all it looks at; $2 lets a long tick go on where it was instead of passing over what it claimed.
+UPDATE tally.settlement_state s
+   SET status = 'processing', claim_number = s.claim_number + 1, claim_token = $5, claimed_by = $6,
+       processing_since = clock_timestamp(), claimed_at = clock_timestamp(), changed_at = clock_timestamp(),
+       due_at = clock_timestamp() + $4::interval
+  FROM (SELECT tenant_id, number FROM tally.settlement_state
+         WHERE provider = $1 AND status = 'pending' AND number > $2
+         ORDER BY number LIMIT $3 FOR UPDATE SKIP LOCKED) AS free
+  JOIN tally.settlement i ON i.tenant_id = free.tenant_id AND i.number = free.number
+  JOIN tally.tenant t ON t.tenant_id = free.tenant_id
+ WHERE s.tenant_id = free.tenant_id AND s.number = free.number
+RETURNING s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
+          i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
+          s.ask_first, clock_timestamp() AS now;
+
+-- name: reclaim
+-- Pass 2: what was claimed and is overdue, by the database's clock.
+UPDATE tally.settlement_state s
+   SET claim_number = s.claim_number + 1, claim_token = $4, claimed_by = $5, claimed_at = clock_timestamp(),
+       changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
+  FROM (SELECT tenant_id, number FROM tally.settlement_state
+         WHERE provider = $1 AND status = 'processing' AND due_at <= clock_timestamp()
+         ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS stuck
+  JOIN tally.settlement i ON i.tenant_id = stuck.tenant_id AND i.number = stuck.number
+  JOIN tally.tenant t ON t.tenant_id = stuck.tenant_id
+ WHERE s.tenant_id = stuck.tenant_id AND s.number = stuck.number
+RETURNING s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
+          i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
+          s.ask_first, clock_timestamp() AS now;
+
+-- name: histories
+SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_after,
+       bool_or(a.answer IS NULL OR a.answer = 'unknown') AS may_have_run,
+       coalesce(bool_or(a.answer IS NULL) FILTER (WHERE a.number = i.attempts), false) AS is_silent,
+       bool_or(a.server_error) AS server_error, max(a.provider_id) FILTER (WHERE a.answer = 'done') AS done_as
+  FROM unnest($1::integer[], $2::bytea[]) AS wanted (t, k)
+  JOIN tally.intent i ON i.tenant_id = wanted.t AND i.key = wanted.k AND i.provider = $3
+  JOIN tally.attempt a ON a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider
+ GROUP BY i.tenant_id, i.key, i.account, i.first_sent_at;
+
+-- name: fence
+-- Which rows are still under these claims, locked in one order.
+SELECT s.tenant_id, s.number, s.status, s.transfer_id, s.reason
+  FROM tally.settlement_state s
+  JOIN unnest($1::integer[], $2::bigint[], $3::integer[]) AS mine (t, n, claim)
+    ON s.tenant_id = mine.t AND s.number = mine.n AND s.claim_number = mine.claim
+ ORDER BY s.tenant_id, s.number
+   FOR NO KEY UPDATE OF s;
+
+-- name: extend
+-- The row is sent again now: the next takeover counts from here.
+UPDATE tally.settlement_state s SET due_at = clock_timestamp() + $4::interval, tries = mine.tries
+  FROM unnest($1::integer[], $2::bigint[], $3::integer[], $5::integer[]) AS mine (t, n, claim, tries)
+ WHERE s.tenant_id = mine.t AND s.number = mine.n AND s.claim_number = mine.claim AND s.status = 'processing';
+
+-- name: record
+-- Matching the claim number fences a worker that was paused past its lease.
+UPDATE tally.settlement_state s
+   SET status = given.status, due_at = coalesce(given.due_at, s.due_at), tries = given.tries,
+       transfer_id = coalesce(given.transfer_id, s.transfer_id), reason = given.reason, result_id = given.result,
+       ask_first = given.ask_first, changed_at = clock_timestamp()
+  FROM unnest($1::integer[], $2::bigint[], $3::integer[], $4::text[], $5::timestamptz[], $6::integer[], $7::text[],
+              $8::text[], $9::uuid[], $10::boolean[])
+       AS given (t, n, claim, status, due_at, tries, transfer_id, reason, result, ask_first)
+ WHERE s.tenant_id = given.t AND s.number = given.n AND s.claim_number = given.claim AND s.status = 'processing';
+
+-- name: add_events
+INSERT INTO tally.settlement_event (tenant_id, settlement, what, by, body)
+SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::text[], $5::bytea[]);
+
+-- name: count
+INSERT INTO tally.settlement_count (slot, name, value)
+SELECT $1, name, value FROM unnest($2::text[], $3::bigint[]) AS given (name, value) ORDER BY name
+    ON CONFLICT (slot, name) DO UPDATE SET value = tally.settlement_count.value + excluded.value;
+
+-- name: whereabouts
+SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database AS is_here
+  FROM tally.whereabouts w, tally.here() AS h;

@@ -1,0 +1,290 @@
+"""The production deciders, asked in the model's ages.
+
+They are imported, not rewritten: what the model explores is what runs. A sensitivity test replaces one of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+from tallystick.core import settlement
+from tallystick.core.intent import (
+    AlreadyDone,
+    Begin,
+    Begun,
+    KnownIntent,
+    LastAttempt,
+    OtherAccount,
+    OtherInstruction,
+    OtherKey,
+    PastHorizon,
+    StillSending,
+    Wanted,
+    leave,
+)
+from tallystick.core.provider import (
+    Absent,
+    Answer,
+    Busy,
+    Done,
+    Facts,
+    Found,
+    Looked,
+    Movement,
+    Refused,
+    State,
+    Undecided,
+    Unknown,
+)
+from tallystick.core.settlement import (
+    Disputed,
+    Failed,
+    History,
+    LookUp,
+    Patience,
+    Send,
+    Status,
+    Step,
+    Transferred,
+    Wait,
+)
+from tests.model.settlement.shape import (
+    HORIZON,
+    IN_FLIGHT,
+    OLDEST_FIRST,
+    STUCK,
+    UNDECIDED,
+    Asked,
+    Fate,
+    Intent,
+    World,
+)
+
+# The longest pause of the deciders: a Busy that asks for as much is waited for exactly that long.
+TICK: Final = timedelta(hours=1)
+NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
+AMOUNT: Final = {"amount_micros": 1_000_000, "currency": "USD"}
+_STATES: Final[dict[Fate, State]] = {
+    "waiting": "waiting",
+    "moved": "moved",
+    "failed": "failed",
+    "bounced": "failed",
+    "returned": "returned",
+}
+_MINE, _OTHER = UUID(int=1), UUID(int=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Deciders:
+    """The functions under test. Any, because a planted bug takes whatever they take."""
+
+    next_step: Callable[..., Step] = settlement.next_step
+    after_look: Callable[..., Any] = settlement.after_look
+    after_first_look: Callable[..., Any] = settlement.after_first_look
+    after_answer: Callable[..., Any] = settlement.after_answer
+    after_movement: Callable[..., Disputed | None] = settlement.after_movement
+    leave: Callable[..., Any] = leave
+
+
+class Decision(NamedTuple):
+    """A step in the model's words. `age` is that of a Wait's end, counted from the `now` that was passed."""
+
+    what: Literal["send", "look", "wait", "transferred", "failed", "disputed", "begin"]
+    tries: int = 0
+    age: int = 0
+    transfer: str = ""
+    why: str = ""
+
+
+class Rules:
+    """The deciders for one world. Pure functions of few arguments: each question is asked once."""
+
+    def __init__(self, world: World, deciders: Deciders) -> None:
+        """The world gives the provider's facts."""
+        self._deciders = deciders
+        self._lookup = world.lookup
+        self._facts = Facts(
+            name="stripe",
+            key_form="hex64",
+            key_characters=64,
+            key_horizon=HORIZON * TICK,
+            key_margin=world.margin * TICK,
+            horizon_is_published=True,
+            lookup={"transfer": world.lookup},
+            pushes_money=True,
+            answer_seconds=20.0,
+            longest_in_flight=IN_FLIGHT * TICK,
+            bounces={},
+            lists=frozenset(),
+            events_reach=None,
+            webhook_tolerance=None,
+            requests_per_second=1.0,
+            concurrency=1,
+            waits_for_us=world.waits_for_us,
+        )
+        self._patience = Patience(stuck_after=STUCK * TICK, budget=world.budget, undecided_for=UNDECIDED * TICK)
+        self.next_step = cache(self._next_step)
+        self.after_look = cache(self._after_look)
+        self.after_answer = cache(self._after_answer)
+        self.after_movement = cache(self._after_movement)
+        self.leave = cache(self._leave)
+
+    def _next_step(self, asked: Asked, tries: int, account: int) -> Decision:
+        step = self._deciders.next_step(
+            _history(asked),
+            tries=tries,
+            account=str(account),
+            lookup=self._lookup,
+            now=NOW,
+            facts=self._facts,
+            patience=self._patience,
+        )
+        return _decision(step, tries)
+
+    def _after_look(self, asked: Asked, found: tuple[tuple[str, Fate], ...] | str, tries: int, later: int) -> Decision:
+        """`found`: what the books show, or that they could not be asked. `later`: how much the clock went on."""
+        looked: Looked
+        if isinstance(found, str):
+            looked = Undecided(code="unreachable", message="")
+        elif found:
+            looked = Found(movements=tuple(_movement(*one) for one in found))
+        else:
+            looked = Absent(lookup=self._lookup)
+        given: dict[str, Any] = {
+            **AMOUNT,
+            "lookup": self._lookup,
+            "now": NOW + later * TICK,
+            "facts": self._facts,
+            "patience": self._patience,
+        }
+        if asked.first is None:
+            return _decision(self._deciders.after_first_look(looked, **given), tries)
+        return _decision(self._deciders.after_look(_history(asked), looked, tries=tries, **given), tries)
+
+    def _after_answer(self, before: bool, said: str, tries: int) -> Decision:  # noqa: FBT001 - cached by position
+        history = History(may_have_run=before)
+        step = self._deciders.after_answer(history, _answer(said), tries=tries, now=NOW, patience=self._patience)
+        return _decision(step, tries)
+
+    def _after_movement(self, status: Status, transfer: str, movement: tuple[str, Fate]) -> Decision | None:
+        found = self._deciders.after_movement(status, transfer or None, _movement(*movement), **AMOUNT)
+        return None if found is None else _decision(found, 0)
+
+    def _leave(self, intent: Intent | None, account: int) -> Decision:
+        """Whether an attempt may begin. What is withheld becomes what the flow makes of it."""
+        last = None
+        if intent is not None:
+            last = LastAttempt(
+                number=1,
+                token=_OTHER,
+                not_after=_at(intent.not_after),
+                is_answered=intent.answered,
+                may_have_run=intent.may_have_run,
+                done_as=intent.done or None,
+            )
+        known = KnownIntent(
+            instruction=b"pay",
+            account=str(account if intent is None else intent.account),
+            first_sent_at=_at(0 if intent is None else intent.first),
+            last=last,
+        )
+        remembered = self._facts.key_horizon - self._facts.key_margin
+        wanted = Wanted(instruction=b"pay", account=str(account), token=_MINE, remembered=remembered)
+        match self._deciders.leave(known, wanted, now=NOW):
+            case Begin():
+                return Decision("begin")
+            case StillSending(until):
+                return Decision("wait", age=_age(until), why="still sending")
+            case PastHorizon():
+                return Decision("wait", why="past the horizon")
+            case AlreadyDone(provider_id):
+                return Decision("transferred", transfer=provider_id, why="already done")
+            case OtherAccount():
+                return Decision("disputed", why="sent with another account")
+            case Begun() | OtherKey() | OtherInstruction() as odd:
+                raise AssertionError(odd)
+            case other:
+                raise AssertionError(other)
+
+
+def history_of(intent: Intent | None) -> Asked:
+    """What the store reads for a key."""
+    if intent is None:
+        return Asked(None, None, False, False, False, "", None)
+    return Asked(
+        min(intent.first, OLDEST_FIRST),
+        intent.not_after,
+        intent.may_have_run,
+        not intent.answered,
+        intent.error,
+        intent.done,
+        intent.account,
+    )
+
+
+def _history(asked: Asked) -> History:
+    return History(
+        first_sent_at=None if asked.first is None else _at(asked.first),
+        not_after=None if asked.not_after is None else _at(asked.not_after),
+        may_have_run=asked.may_have_run,
+        is_silent=asked.is_silent,
+        server_error=asked.error,
+        done_as=asked.done or None,
+        account=None if asked.account is None else str(asked.account),
+    )
+
+
+def _answer(said: str) -> Answer:
+    match said.split():
+        case ["done", id_, fate]:
+            return Done(movement=_movement(id_, fate))  # type: ignore[arg-type]
+        case ["refused"]:
+            return Refused(code="account_closed", message="")
+        case ["refused", "replayed"]:
+            return Refused(code="account_closed", message="", replayed=True)
+        case ["busy"]:
+            return Busy(code="rate_limit", message="", after_seconds=TICK.total_seconds())
+        case ["forbidden"]:
+            return Busy(code="forbidden", message="", after_seconds=0.0, needs_person=True)
+        case ["breaker"]:
+            return Busy(code="breaker_open", message="", after_seconds=TICK.total_seconds())
+        case ["too_late"]:
+            return Busy(code="not_after_passed", message="", after_seconds=TICK.total_seconds())
+        case ["unknown"]:
+            return Unknown(code="timeout", message="")
+        case ["error"]:
+            return Unknown(code="api_error", message="", server_error=True)
+        case other:
+            raise AssertionError(other)
+
+
+def _movement(id_: str, fate: Fate) -> Movement:
+    return Movement(provider="stripe", purpose="transfer", id=id_, state=_STATES[fate], status=fate, **AMOUNT)  # type: ignore[arg-type]
+
+
+def _decision(step: Step, tries: int) -> Decision:
+    match step:
+        case Send():
+            return Decision("send", tries=step.tries)
+        case LookUp():
+            return Decision("look", tries=tries)
+        case Wait():
+            return Decision("wait", tries=step.tries, age=_age(step.until))
+        case Transferred():
+            return Decision("transferred", transfer=step.transfer_id)
+        case Failed():
+            return Decision("failed", why=step.reason)
+        case Disputed():
+            return Decision("disputed", transfer=step.transfer_id or "", why=step.reason)
+
+
+def _at(age: int) -> datetime:
+    return NOW - age * TICK
+
+
+def _age(at: datetime) -> int:
+    """Rounded towards the future: a Wait is never shorter here than it is there."""
+    return (NOW - at) // TICK

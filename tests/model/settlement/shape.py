@@ -1,0 +1,193 @@
+"""What a state of the settlement model is made of, and which world it belongs to.
+
+Time counts in ticks and is kept as ages: how long ago, negative for what is still to come. An age stops growing where
+no decision can tell the difference any more, so the model needs no end of time.
+
+    sent ──1──> not-after ──1──> nothing on its way ──2──> horizon less margin ──2──> horizon ──1──> nobody asks any more
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
+
+from tallystick.core.provider import Lookup
+from tallystick.core.settlement import Status
+
+SEND: Final = 1
+IN_FLIGHT: Final = 1
+STUCK: Final = 1
+HORIZON: Final = 6
+MARGIN: Final = SEND + IN_FLIGHT
+UNDECIDED: Final = 1
+# Where ages stop: see `aged`.
+OLDEST_FIRST: Final = HORIZON + UNDECIDED
+# No Wait is longer, so one that was decided this long ago is over.
+LONGEST_WAIT: Final = max(STUCK, SEND + IN_FLIGHT)
+
+Stage = Literal["idle", "asking", "to_send", "deciding", "sending", "waiting", "answered"]
+Fate = Literal["waiting", "moved", "failed", "bounced", "returned"]
+Flaw = Literal[
+    "no_fence",
+    "new_key_on_retry",
+    "send_before_commit",
+    "absence_dated_late",
+    "history_ignores_older_attempts",
+    "leave_by_the_worker_clock",
+    "restore_asks_nothing",
+    "restore_asks_too_early",
+    "restore_forgets_failed_rows",
+    "dispute_forgets_the_question",
+    "new_key_from_disputed",
+    "workers_outlive_a_restore",
+]
+
+
+class Row(NamedTuple):
+    """The settlement. `due` is only kept while processing; `by_person`: a person made it failed."""
+
+    status: Status = "pending"
+    generation: int = 0
+    tries: int = 0
+    due: int = 0
+    ask_first: bool = False
+    transfer: str = ""
+    by_person: bool = False
+
+
+class Intent(NamedTuple):
+    """What is committed about a key.
+
+    Of its attempts only what can still matter: the newest one, how many older ones somebody may yet answer (`open`),
+    and what the others came to. An older attempt whose sender died is as good as unknown.
+    """
+
+    first: int
+    account: int
+    not_after: int
+    answered: bool
+    open: int = 0
+    unknown: bool = False
+    error: bool = False
+    done: str = ""
+
+    @property
+    def may_have_run(self) -> bool:
+        return self.unknown or not self.answered or self.open > 0
+
+
+class Database(NamedTuple):
+    """Everything a restore takes back. Money: payable, in transit, paid out."""
+
+    row: Row
+    money: tuple[int, int, int]
+    intents: tuple[Intent | None, ...]
+
+
+class Book(NamedTuple):
+    """The provider's books under one key of one account. `rolls`: a request that failed inside may yet be carried out."""
+
+    movements: tuple[Fate, ...] = ()
+    stored: Literal["", "done", "refused", "error"] = ""
+    age: int = 0
+    rolls: bool = False
+
+
+class Asked(NamedTuple):
+    """What was known when the books were asked, with ages as they were then: see `History`."""
+
+    first: int | None
+    not_after: int | None
+    may_have_run: bool
+    is_silent: bool
+    error: bool
+    done: str
+    account: int | None
+
+
+class Worker(NamedTuple):
+    """A worker's own memory: a crash loses it.
+
+    `is_mine`: its claim is the row's. `attempt`: whether it is the newest one of its key. `before`: an attempt before
+    it may have run. `age`: since when the question was prepared, or until when a Wait lasts.
+    """
+
+    stage: Stage = "idle"
+    is_mine: bool = False
+    account: int = 0
+    generation: int = 0
+    tries: int = 0
+    asked: Asked | None = None
+    age: int = 0
+    ask_first: bool = False
+    attempt: Literal["", "newest", "older", "uncommitted"] = ""
+    not_after: int = 0
+    before: bool = False
+    said: str = ""
+
+
+class Request(NamedTuple):
+    """Bytes that left us and that nobody waits for any more."""
+
+    book: int
+    not_after: int
+
+
+IDLE: Final = Worker()
+
+
+class State(NamedTuple):
+    """One state of the whole world. `crashes` and `persons` are what is left; `restored`: ticks since, None before."""
+
+    database: Database
+    books: tuple[Book, ...]
+    workers: tuple[Worker, ...]
+    wire: tuple[Request, ...] = ()
+    backup: Database | None = None
+    restored: int | None = None
+    crashes: int = 0
+    persons: int = 0
+    account: int = 0
+    # What the checks must know and nobody in the world does.
+    told: bool = False
+    gambled: bool = False
+    breach: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What may happen, and how often.
+
+    `rolls`: until when a request that failed inside may yet be carried out. `told_strictly`: news counts as told also
+    when the row was not yet transferred.
+    """
+
+    lookup: Lookup
+    workers: int = 2
+    crashes: int = 2
+    persons: int = 0
+    generations: int = 1
+    accounts: int = 1
+    restores: bool = False
+    bounces: bool = False
+    waits_for_us: bool = False
+    keeps_keys: bool = True
+    rolls: Literal["never", "in_horizon", "ever"] = "ever"
+    budget: int = 2
+    margin: int = MARGIN
+    told_strictly: bool = False
+    flaws: frozenset[Flaw] = field(default_factory=frozenset)
+
+    def with_flaws(self, *flaws: Flaw) -> "World":
+        return replace(self, flaws=frozenset(flaws))
+
+    def book(self, generation: int, account: int) -> int:
+        """Where the books of a key are."""
+        return generation * self.accounts + account
+
+    def first_state(self) -> State:
+        return State(
+            database=Database(Row(), (1, 0, 0), (None,) * self.generations),
+            books=(Book(),) * (self.generations * self.accounts),
+            workers=(IDLE,) * self.workers,
+            crashes=self.crashes,
+            persons=self.persons,
+        )
