@@ -21,6 +21,7 @@ from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
+from tallystick.flows.settlement_review import Reviews
 from tallystick.flows.settling import Settler
 from tallystick.providers.adyen import Adyen, AdyenAccount
 from tallystick.providers.port import Provider
@@ -98,6 +99,7 @@ class Service:
     sender: Sender
     settlements: Settlements
     settler: Settler
+    reviews: Reviews
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -268,7 +270,8 @@ async def running(
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
-                yield Service(settings, database, engine, known, sender, settlements, settler, notes)
+                reviews = Reviews(database)
+                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, notes)
         finally:
             await database.close()
 

@@ -214,24 +214,42 @@ def after_answer(history: History, answer: Answer, *, tries: int, now: datetime,
 
 
 def after_movement(
-    status: Status, transfer_id: str | None, movement: Movement, *, amount_micros: int, currency: str
+    status: Status,
+    transfer_id: str | None,
+    movement: Movement,
+    *,
+    is_live_key: bool,
+    amount_micros: int,
+    currency: str,
 ) -> Disputed | None:
     """What news from the provider's books (a webhook, a list) means for a row. None: nothing new.
 
     Only news that contradicts what we believe changes a row, and never towards a state in which the money could be
-    sent again.
+    sent again. `is_live_key` False: it moved under the key of an earlier generation, which was believed to have failed.
     """
-    if status == "transferred":
-        if transfer_id is not None and movement.id != transfer_id:
-            return Disputed("moved_twice", is_double=True)
-        if movement.state in ("failed", "returned"):
-            return Disputed(f"{movement.state}_after_transferred", transfer_id)
-        if (movement.amount_micros, movement.currency) != (amount_micros, currency):
-            return Disputed("amount_differs", transfer_id)
+    has_moved = movement.state in ("waiting", "moving", "moved")
+    if status == "disputed":
         return None
-    if status == "failed" and movement.state in ("waiting", "moving", "moved"):
-        return Disputed("moved_after_failed", movement.id)
-    return None
+    if not is_live_key:
+        return (
+            Disputed("earlier_generation_moved", movement.id, is_double=status == "transferred") if has_moved else None
+        )
+    match status:
+        case "processing":
+            # Recovery asks by itself, and decides with all that was sent before it.
+            return None
+        case "pending":
+            return Disputed("moved_before_it_was_sent", movement.id) if has_moved else None
+        case "failed":
+            return Disputed("moved_after_failed", movement.id) if has_moved else None
+        case "transferred":
+            if transfer_id is not None and movement.id != transfer_id:
+                return Disputed("moved_twice", is_double=True) if has_moved else None
+            if not has_moved:
+                return Disputed(f"{movement.state}_after_transferred", transfer_id)
+            if (movement.amount_micros, movement.currency) != (amount_micros, currency):
+                return Disputed("amount_differs", transfer_id)
+            return None
 
 
 def fee_micros(gross_micros: int, *, percent_ppm: int, fixed_micros: int, minimum_micros: int) -> int:

@@ -4,7 +4,7 @@
     claimed       payable     ──> in transit
     transferred   in transit  ──> paid out
     failed        in transit  ──> payable
-    disputed      stays in transit; from transferred or failed it goes back there
+    disputed      stays in transit; from transferred, failed or pending it goes (back) there
     residue       what the provider cannot write stays on payable
 
 A posting covers up to `MOST_ITEMS` settlements of one tenant, provider and currency: a tick of a thousand rows is a few

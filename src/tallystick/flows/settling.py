@@ -75,7 +75,10 @@ _SHARE_OF_RATE: Final = 0.5
 
 
 class Ticked(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tick did. `waiting` are processing still; `late` lost their claim: only the evidence was kept."""
+    """What one tick did. `waiting` are processing still; `late` lost their claim: only the evidence was kept.
+
+    `cleared`: proven absent and not sent, because this run only asks.
+    """
 
     claimed: int = 0
     reclaimed: int = 0
@@ -85,6 +88,7 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     disputed: int = 0
     waiting: int = 0
+    cleared: int = 0
     late: int = 0
     is_complete: bool = True
 
@@ -270,6 +274,7 @@ class _Run:
                 stuck_after=self._patience(provider).stuck_after,
                 token=uuid4(),
                 by=self._by,
+                only_asked=not self._may_send,
             )
 
     async def _recover(
@@ -287,6 +292,7 @@ class _Run:
             else:
                 # Proven absent: a tick may send it, once all the others were asked.
                 cleared = Wait(self._now(row, began), step.tries)
+                self._counts["cleared"] += 1
                 futures.append(self._record(Result(claimed=row, verdict=cleared, evidence=evidence)))
         if sends:
             began = steady()

@@ -10,8 +10,9 @@ from tallystick.core.audit import step_digest
 from tallystick.core.idempotency import Tenant
 from tallystick.core.ledger import account_unknown
 from tallystick.core.money import MAX_MICROS
-from tallystick.core.operation import account_fault, currency_fault
+from tallystick.core.operation import RESERVED, account_fault, account_reserved, currency_fault
 from tallystick.core.outcome import Rejected, transaction_name
+from tallystick.core.settlement_ledger import clearing, fees
 from tallystick.core.velocity import VelocityLimit, limits_fault
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
@@ -88,7 +89,23 @@ def put_fault(
         return Rejected(
             "floor_invalid", f"{floor_micros!r:.80} is not a floor.", "Send whole micros, or null for none."
         )
-    return limits_fault(limits)
+    return _flow_fault(str(account_id), str(currency)) or limits_fault(limits)
+
+
+def _flow_fault(account_id: str, currency: str) -> Rejected | None:
+    """A floor, a limit or another currency on an account of a flow would stop that flow in the middle.
+
+    Clearing and fees are the tenant's to fund, to draw on and to bound, in the one currency they have by name.
+    """
+    if account_id.startswith(RESERVED):
+        return account_reserved(account_id)
+    if account_id.startswith((clearing(""), fees(""))) and account_id not in (clearing(currency), fees(currency)):
+        return Rejected(
+            "currency_mismatch",
+            f"{account_id} is used by settlements in the currency of its name, and {currency} was asked for.",
+            f"Use {clearing(currency)} or {fees(currency)}.",
+        )
+    return None
 
 
 async def _put(

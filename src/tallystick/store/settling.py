@@ -104,7 +104,7 @@ async def claim(
 ) -> list[Claimed]:
     """Pass 1, inside the caller's transaction: pending rows become processing. `post_claims` belongs to it."""
     rows = await connection.fetch(_SQL["claim"], provider, after, most, stuck_after, token, by)
-    return [_claimed(row) for row in rows]
+    return [claimed_row(row) for row in rows]
 
 
 async def post_claims(connection: Connection, claimed: Sequence[Claimed], *, token: UUID, by: str) -> None:
@@ -114,11 +114,18 @@ async def post_claims(connection: Connection, claimed: Sequence[Claimed], *, tok
 
 
 async def reclaim(
-    connection: Connection, provider: str, *, most: int, stuck_after: timedelta, token: UUID, by: str
+    connection: Connection,
+    provider: str,
+    *,
+    most: int,
+    stuck_after: timedelta,
+    token: UUID,
+    by: str,
+    only_asked: bool = False,
 ) -> tuple[list[Claimed], dict[int, History]]:
     """Pass 2, inside the caller's transaction: overdue rows under a new claim, and what was sent for each."""
-    rows = await connection.fetch(_SQL["reclaim"], provider, most, stuck_after, token, by)
-    claimed = [_claimed(row) for row in rows]
+    rows = await connection.fetch(_SQL["reclaim"], provider, most, stuck_after, token, by, only_asked)
+    claimed = [claimed_row(row) for row in rows]
     if claimed:
         await count(connection, by, {"reclaimed": len(claimed)})
     return claimed, await histories(connection, provider, claimed)
@@ -315,7 +322,8 @@ def _names(rows: Sequence[Claimed]) -> tuple[list[int], list[int], list[int]]:
     return [row.tenant.number for row in rows], [row.number for row in rows], [row.claim_number for row in rows]
 
 
-def _claimed(row: asyncpg.Record) -> Claimed:
+def claimed_row(row: asyncpg.Record) -> Claimed:
+    """A row that a claiming statement returned."""
     require(row["key"], "a settlement without a key")
     return Claimed(
         tenant=Tenant(row["tenant_id"], row["tenant"]),

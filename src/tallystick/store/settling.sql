@@ -16,12 +16,12 @@ RETURNING s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squ
           s.ask_first, clock_timestamp() AS now;
 
 -- name: reclaim
--- Pass 2: what was claimed and is overdue, by the database's clock.
+-- Pass 2: what was claimed and is overdue, by the database's clock. $6: only what must be asked first.
 UPDATE tally.settlement_state s
    SET claim_number = s.claim_number + 1, claim_token = $4, claimed_by = $5, claimed_at = clock_timestamp(),
        changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
   FROM (SELECT tenant_id, number FROM tally.settlement_state
-         WHERE provider = $1 AND status = 'processing' AND due_at <= clock_timestamp()
+         WHERE provider = $1 AND status = 'processing' AND due_at <= clock_timestamp() AND (ask_first OR NOT $6)
          ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS stuck
   JOIN tally.settlement i ON i.tenant_id = stuck.tenant_id AND i.number = stuck.number
   JOIN tally.tenant t ON t.tenant_id = stuck.tenant_id

@@ -22,6 +22,7 @@ _PROMISES = {
     "accounts": "every floor and limit is the last one journaled",
     "journal": "every step is journaled once, under the digest of its bytes",
     "intents": "every send was committed before, one at a time, and is journaled",
+    "settlements": "every payout's money is where its state says, under the one key its content gives",
     "tenants": "no row refers to another tenant's",
     "guards": "the database's own rules are in force",
 }

@@ -112,15 +112,24 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'operation.operation_recorded', 'operation.append_only', 'closing.append_only', 'entry.entry_posted',
             'entry.append_only', 'journal.append_only', 'journal.names_own_operation', 'outbox.names_own_operation',
             'account.kept', 'account.identity', 'account.balance', 'account.balance_at_birth', 'intent.identity',
-            'intent.kept', 'attempt.answered_once', 'attempt.kept', 'attempt.sent_journaled',
-            'attempt.answer_journaled']) AS wanted (name)
+            'intent.kept', 'intent.ending', 'attempt.answered_once', 'attempt.kept', 'attempt.sent_journaled',
+            'attempt.answer_journaled', 'settlement.settlement_created', 'settlement.identity', 'settlement.renewal',
+            'settlement.kept', 'settlement_state.transition', 'settlement_state.fence', 'settlement_state.kept',
+            'settlement_event.append_only', 'settlement_event.journaled', 'approval.decided_once', 'approval.kept',
+            'approval.asked_journaled', 'approval.decided_journaled', 'settlement_policy.made_journaled',
+            'settlement_policy.changed_journaled', 'reply.append_only']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
      + (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
-         WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity) AS broken,
-       18 AS checked;
+         WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
+     + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key'])
+            AS wanted (name)
+         WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+                            WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid)) AS broken,
+       37 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -196,3 +205,49 @@ SELECT (SELECT count(*) FROM tally.entry e
      + (SELECT count(*) FROM (SELECT 1 FROM tally.outbox WHERE operation_id IS NOT NULL
                                GROUP BY tenant_id, topic, operation_id HAVING count(*) > 1) AS twice) AS broken,
        (SELECT count(*) FROM tally.entry) AS checked;
+
+-- name: settlements
+-- The money of every settlement is where its state says, to the micro; its identity and key are its content's; what is
+-- transferred was answered, found or confirmed, and no transfer of a provider's pays two of them.
+WITH row AS (
+    SELECT s.*, st.status, st.transfer_id, st.number AS stated, st.reason
+      FROM tally.settlement s
+      LEFT JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number
+), place AS (
+    SELECT tenant_id, 'settlement:payable:' || currency || ':' || squad_id AS account,
+           CASE WHEN status IN ('pending', 'failed') THEN net_micros ELSE net_micros - amount_micros END AS micros
+      FROM row
+     UNION ALL
+    SELECT tenant_id, CASE WHEN status = 'transferred' THEN 'settlement:paid_out:' ELSE 'settlement:in_transit:' END
+                      || currency || ':' || provider, amount_micros
+      FROM row WHERE status IN ('processing', 'disputed', 'transferred')
+), expected AS (
+    SELECT tenant_id, account, sum(micros) AS micros FROM place GROUP BY tenant_id, account
+), booked AS (
+    SELECT tenant_id, id AS account, balance_micros::numeric AS micros FROM tally.account
+     WHERE id LIKE 'settlement:payable:%' OR id LIKE 'settlement:in\_transit:%' OR id LIKE 'settlement:paid\_out:%'
+)
+SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, account)
+         WHERE coalesce(e.micros, 0) <> coalesce(b.micros, 0))
+     + (SELECT count(*) FROM row WHERE stated IS NULL)
+     + (SELECT count(*) FROM tally.settlement s LEFT JOIN tally.tenant t USING (tenant_id)
+         WHERE t.name IS NULL OR s.id <> tally.settlement_id(t.name, s) OR s.key <> tally.settlement_key(t.name, s))
+     + (SELECT count(*) FROM row r
+         WHERE r.status = 'transferred'
+           AND NOT EXISTS (SELECT 1 FROM tally.attempt a
+                            WHERE a.tenant_id = r.tenant_id AND a.key = r.key AND a.provider = r.provider
+                              AND a.answer = 'done' AND a.provider_id = r.transfer_id)
+           AND NOT EXISTS (SELECT 1 FROM tally.settlement_event e
+                            WHERE e.tenant_id = r.tenant_id AND e.settlement = r.number
+                              AND e.what IN ('looked_up', 'resolved_confirm')))
+     + (SELECT count(*) FROM row r
+         WHERE r.status = 'failed' AND r.reason <> 'written_off'
+           AND EXISTS (SELECT 1 FROM tally.attempt a
+                        WHERE a.tenant_id = r.tenant_id AND a.key = r.key AND a.provider = r.provider
+                          AND a.answer = 'done')
+           AND r.reason <> 'failed_at_the_provider')
+     + (SELECT count(*) FROM (SELECT 1 FROM row WHERE status = 'transferred'
+                               GROUP BY provider, transfer_id HAVING count(*) > 1) AS twice)
+     + (SELECT count(*) FROM tally.intent i JOIN tally.settlement s ON s.tenant_id = i.tenant_id AND s.id = i.subject
+         WHERE NOT i.ended AND i.key <> s.key) AS broken,
+       (SELECT count(*) FROM tally.settlement) AS checked;

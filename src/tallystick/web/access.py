@@ -17,7 +17,6 @@ from tallystick.store.tenant import Access
 Value = TypeVar("Value")
 
 _SCHEME = b"bearer "
-_WRITERS = frozenset({"admin", "operator"})
 # Far longer than any key of ours: what is longer is not worth a look.
 _LONGEST_HEADER = 200
 
@@ -28,6 +27,16 @@ class Need(Enum):
     NOTHING = "no key"
     READ = "any key"
     WRITE = "a key of the role admin or operator"
+    APPROVE = "a key of the role admin or approver"
+    ADMIN = "a key of the role admin"
+
+
+# An operator asks and an approver decides; an admin may do either, but never both about one thing.
+_ROLES = {
+    Need.WRITE: frozenset({"admin", "operator"}),
+    Need.APPROVE: frozenset({"admin", "approver"}),
+    Need.ADMIN: frozenset({"admin"}),
+}
 
 
 class _Known(NamedTuple):
@@ -56,12 +65,8 @@ class Doorkeeper:
         access = known.access if known is not None and now < known.until else await self._look_up(key, now)
         if access is None:
             return _unauthenticated("This API key is not known, or was revoked.")
-        if need is Need.WRITE and access.role not in _WRITERS:
-            return Rejected(
-                "forbidden",
-                f"A key of the role {access.role} may only read.",
-                "Use a key of the role operator or admin.",
-            )
+        if need in _ROLES and access.role not in _ROLES[need]:
+            return Rejected("forbidden", f"This call needs {need.value}; this one is {access.role}.", "Use such a key.")
         return access
 
     async def _look_up(self, key: bytes, now: float) -> Access | None:

@@ -9,14 +9,11 @@ from tallystick.core.operation import account_fault
 from tallystick.core.outcome import Rejected
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import OutcomeUnknown, Unreachable
-from tallystick.settings import LIMITS
 from tallystick.store import account
 from tallystick.store.account import EntryView, Put
 from tallystick.web.call import Call, Reply, json_reply
+from tallystick.web.query import numbered_cursor, page_size, query_refused
 from tallystick.web.reading import read
-
-_DEFAULT_PAGE = 100
-_MAX_NUMBER_DIGITS = 18
 
 
 class AccountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,12 +121,12 @@ class Accounts:
         query = call.query("cursor", "limit")
         if isinstance(query, Rejected):
             return query
-        most = _page_size(query)
+        most = page_size(query)
         if isinstance(most, Rejected):
             return most
         after = query.get("cursor", "")
         if "cursor" in query and account_fault(after) is not None:
-            return _query_refused("cursor", "Use the `next` of the page before.")
+            return query_refused("cursor", "Use the `next` of the page before.")
         found = await account.list_accounts(self._database, call.access.tenant, after=after, most=most + 1)
         page = [
             ListedAccount(a.id, a.currency, a.floor_micros, a.balance_micros, a.entries, a.created_at)
@@ -142,12 +139,12 @@ class Accounts:
         query = call.query("cursor", "limit")
         if isinstance(query, Rejected):
             return query
-        most = _page_size(query)
+        most = page_size(query)
         if isinstance(most, Rejected):
             return most
-        before = _number(query["cursor"]) if "cursor" in query else None
-        if "cursor" in query and not before:
-            return _query_refused("cursor", "Use the `next` of the page before.")
+        before = numbered_cursor(query)
+        if isinstance(before, Rejected):
+            return before
         name = call.path("id")
         fault = account_fault(name)
         if fault is not None:
@@ -159,19 +156,6 @@ class Accounts:
         return json_reply(200, EntryPage(page, str(page[-1].number) if len(found) > most else None))
 
 
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_NUMBER_DIGITS else None
-
-
-def _page_size(query: dict[str, str]) -> int | Rejected:
-    if "limit" not in query:
-        return _DEFAULT_PAGE
-    size = _number(query["limit"])
-    if size is None or not 1 <= size <= LIMITS.page:
-        return _query_refused("limit", f"Send a number from 1 to {LIMITS.page}.")
-    return size
-
-
 def _moment(text: str) -> datetime | Rejected:
     """An RFC 3339 time. One without a zone is refused: it would mean another moment in another place."""
     try:
@@ -180,8 +164,4 @@ def _moment(text: str) -> datetime | Rejected:
             return moment.astimezone(UTC)
     except (msgspec.ValidationError, OverflowError):
         pass
-    return _query_refused("at", "Send an RFC 3339 time with its zone, such as 2026-01-31T12:00:00Z.")
-
-
-def _query_refused(name: str, remedy: str) -> Rejected:
-    return Rejected("query_invalid", f"The query parameter {name} cannot be used.", remedy, (name,))
+    return query_refused("at", "Send an RFC 3339 time with its zone, such as 2026-01-31T12:00:00Z.")

@@ -72,7 +72,7 @@ class Route:
             codes.extend(_BODY_PROBLEMS)
         if self.need is not Need.NOTHING:
             codes.extend(("unauthenticated", "database_unreachable"))
-        if self.need is Need.WRITE:
+        if self.need not in (Need.NOTHING, Need.READ):
             codes.append("forbidden")
         codes.append("internal_error")
         return tuple(dict.fromkeys(codes))

@@ -7,7 +7,7 @@ steps come late.
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from tallystick.core.provider import Lookup
 from tallystick.core.settlement_ledger import MOVES, Move, Place
@@ -37,6 +37,7 @@ from tests.model.settlement.shape import (
 Kind = Literal["step", "time", "pause", "outage", "crash", "restore", "person", "news"]
 _PLACES: Final[tuple[Place, ...]] = ("payable", "in_transit", "paid_out")
 _NAMES: Final = "AB"
+T = TypeVar("T")
 
 
 class Next(NamedTuple):
@@ -60,13 +61,8 @@ class Machine:
         self._aged = cache(_aged)
         self._aged_worker = cache(_aged_worker)
 
-    def after(self, state: State) -> Iterator[Next]:
-        """Everything that can happen next. Workers are alike: of two mirrored states one is made."""
-        for kind, label, found in self._all(state):
-            if found != state:
-                yield Next(kind, label, self._ordered(found))
-
-    def _ordered(self, state: State) -> State:
+    def ordered(self, state: State) -> State:
+        """Workers are alike: of two mirrored states, this one."""
         numbers = self._numbers
         workers = state.workers
         for worker in workers:
@@ -74,7 +70,8 @@ class Machine:
                 numbers[worker] = len(numbers)
         return state._replace(workers=tuple(sorted(workers, key=numbers.__getitem__)), wire=tuple(sorted(state.wire)))
 
-    def _all(self, state: State) -> Iterator[Next]:
+    def after(self, state: State) -> Iterator[Next]:
+        """Everything that can happen next."""
         yield Next("time", "an hour passes", self._hour(state))
         done: set[Worker] = set()
         for number, worker in enumerate(state.workers):
@@ -270,6 +267,11 @@ class Machine:
             )
         decision = self._rules.after_answer(worker.before, worker.said, worker.tries)
         label = f"{who} records the answer {worker.said!r}"
+        match worker.said.split():
+            case ["done", id_, "returned" | "bounced"]:
+                state = state._replace(told=id_)
+            case _:
+                pass
         if self._is_mine(state._replace(database=database), worker):
             database = _decided(database, decision, ask_first=False)
             label += f": {_read(decision)}"
@@ -552,5 +554,5 @@ def _read(decision: Decision) -> str:
     return f"{decision.what}, {decision.why}" if decision.why else decision.what
 
 
-def _replaced[T](items: tuple[T, ...], number: int, item: T) -> tuple[T, ...]:
+def _replaced(items: tuple[T, ...], number: int, item: T) -> tuple[T, ...]:
     return (*items[:number], item, *items[number + 1 :])

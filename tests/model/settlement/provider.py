@@ -61,9 +61,11 @@ class Provider:
             case _ if book.movements[-1] == "waiting":
                 yield from self._heard("funds what was made", _fate(book, "moved"), _done(book, name, "moved"))
             case _:
-                # What was stored is the answer of that day, not the state of today.
-                then: Fate = "failed" if book.movements[-1] == "failed" else "moved"
-                yield Outcome("gets the stored answer", book, _done(book, name, then))
+                # Some providers answer as on that day, some with the state of today.
+                today = book.movements[-1]
+                if today in LEFT:
+                    yield Outcome("gets the stored answer", book, _done(book, name, "moved"))
+                yield Outcome("gets the stored answer, as of today", book, self._made(book, name, today, " replayed"))
 
     def _fresh(self, book: Book, name: str) -> Iterator[Outcome]:
         # A provider that keeps keys carries a request out once: what was to be rolled forward is this.
@@ -73,7 +75,7 @@ class Provider:
         yield Outcome("moves the money and is answered 500", moved, "error")
         yield Outcome("moves the money and is answered 500, which is stored", moved._replace(stored="error"), "error")
         failed = moved._replace(movements=(*book.movements, "failed"))
-        yield from self._heard("makes a movement that fails at once", failed, _done(failed, name, "failed"))
+        yield from self._heard("makes a movement that fails at once", failed, self._made(failed, name, "failed"))
         if self._world.waits_for_us:
             made = moved._replace(movements=(*book.movements, "waiting"))
             yield Outcome("makes it and does not fund it", made, "unknown")
@@ -85,6 +87,11 @@ class Provider:
         pending = book._replace(rolls=self._world.rolls != "never", age=0)
         yield from self._heard("fails inside: 500", pending, "error")
         yield from self._heard("fails inside: 500, which is stored", pending._replace(stored="error"), "error")
+
+    def _made(self, book: Book, name: str, fate: Fate, replayed: str = "") -> str:
+        if fate == "failed" and not self._world.failed_is_done:
+            return f"refused{replayed}"
+        return _done(book, name, fate)
 
     def _heard(self, label: str, book: Book, said: str) -> Iterator[Outcome]:
         yield Outcome(label, book, said)

@@ -37,7 +37,6 @@ Flaw = Literal[
     "restore_forgets_failed_rows",
     "dispute_forgets_the_question",
     "new_key_from_disputed",
-    "workers_outlive_a_restore",
 ]
 
 
@@ -147,17 +146,39 @@ class State(NamedTuple):
     persons: int = 0
     account: int = 0
     # What the checks must know and nobody in the world does.
-    told: bool = False
+    told: str = ""
     gambled: bool = False
     breach: str = ""
+
+
+    def __str__(self) -> str:
+        """What matters, on a few lines: only what is not as in the beginning."""
+        row, money, intents = self.database
+        left = {name: getattr(self, name) for name in ("crashes", "persons", "restored", "told", "gambled", "breach")}
+        parts = [
+            f"{row.status}, {_short(row, 'status')} payable/in transit/paid out {money}",
+            *(f"key {n}: {_short(intent) or 'sent now'}" for n, intent in enumerate(intents, start=1) if intent),
+            *(f"books {n}: {_short(book)}" for n, book in enumerate(self.books, start=1) if book != Book()),
+            *(f"{name}: {_short(one)}" for name, one in zip("AB", self.workers, strict=False) if one != IDLE),
+            *(f"on the wire: {_short(request)}" for request in self.wire),
+            "; ".join(f"{name}={value}" for name, value in left.items() if value),
+        ]
+        return " | ".join(part for part in parts if part)
+
+
+def _short(value: tuple[object, ...], *without: str) -> str:
+    fields: tuple[str, ...] = value._fields  # type: ignore[attr-defined]
+    pairs = zip(fields, value, strict=True)
+    return " ".join(f"{name}={one}" for name, one in pairs if one not in (0, "", None, ()) and name not in without)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
     """What may happen, and how often.
 
-    `rolls`: until when a request that failed inside may yet be carried out. `told_strictly`: news counts as told also
-    when the row was not yet transferred.
+    `rolls`: until when a request that failed inside may yet be carried out. `failed_is_done`: a movement that fails at
+    once is answered Done with that state (every adapter of ours says Refused). `told_strictly`: news counts as told
+    also when the row was not yet transferred.
     """
 
     lookup: Lookup
@@ -173,6 +194,7 @@ class World:
     rolls: Literal["never", "in_horizon", "ever"] = "ever"
     budget: int = 2
     margin: int = MARGIN
+    failed_is_done: bool = False
     told_strictly: bool = False
     flaws: frozenset[Flaw] = field(default_factory=frozenset)
 

@@ -113,6 +113,16 @@ CREATE TABLE tally.approval (
 CREATE UNIQUE INDEX approval_open ON tally.approval (tenant_id, subject, action)
     WHERE decision IS NULL;
 
+-- What a call that is no ledger operation answered under its key: a replay is the same to the byte.
+CREATE TABLE tally.reply (
+    tenant_id integer NOT NULL REFERENCES tally.tenant,
+    key       text COLLATE "C" NOT NULL CHECK (octet_length(key) BETWEEN 1 AND 255),
+    request   bytea NOT NULL,
+    body      bytea NOT NULL,
+    at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, key)
+);
+
 -- Counts since the first day, in a few rows so that workers do not wait for each other.
 CREATE TABLE tally.settlement_count (
     slot  integer NOT NULL,
@@ -169,8 +179,13 @@ CREATE TRIGGER identity BEFORE UPDATE ON tally.intent FOR EACH ROW
 
 CREATE FUNCTION tally.intent_ended() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM tally.attempt a
-                WHERE a.tenant_id = new.tenant_id AND a.key = new.key AND a.provider = new.provider AND a.answer = 'done')
+    -- What was done is a final failure only when the provider showed that it came back.
+    IF (EXISTS (SELECT 1 FROM tally.attempt a
+                 WHERE a.tenant_id = new.tenant_id AND a.key = new.key AND a.provider = new.provider
+                   AND a.answer = 'done')
+        AND NOT EXISTS (SELECT 1 FROM tally.settlement_event e
+                          JOIN tally.settlement s ON s.tenant_id = e.tenant_id AND s.number = e.settlement
+                         WHERE s.tenant_id = new.tenant_id AND s.id = new.subject AND e.what = 'came_back'))
        OR NOT EXISTS (SELECT 1 FROM tally.approval p
                        WHERE p.tenant_id = new.tenant_id AND p.subject = new.subject AND p.decision = 'approved')
     THEN
@@ -268,7 +283,7 @@ CREATE TRIGGER kept BEFORE DELETE OR TRUNCATE ON tally.settlement
 
 CREATE TRIGGER transition BEFORE UPDATE ON tally.settlement_state FOR EACH ROW
     WHEN (old.status <> new.status AND NOT (
-              (old.status = 'pending' AND new.status = 'processing')
+              (old.status = 'pending' AND new.status IN ('processing', 'disputed'))
            OR (old.status = 'processing' AND new.status IN ('transferred', 'failed', 'disputed'))
            OR (old.status = 'transferred' AND new.status = 'disputed')
            OR (old.status = 'failed' AND new.status IN ('disputed', 'pending'))
@@ -282,6 +297,8 @@ CREATE TRIGGER fence BEFORE UPDATE ON tally.settlement_state FOR EACH ROW
 CREATE TRIGGER kept BEFORE DELETE OR TRUNCATE ON tally.settlement_state
     FOR EACH STATEMENT EXECUTE FUNCTION tally.refuse_change('a payout that is forgotten could be made again');
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tally.settlement_event
+    FOR EACH STATEMENT EXECUTE FUNCTION tally.refuse_change('its rows are never changed');
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tally.reply
     FOR EACH STATEMENT EXECUTE FUNCTION tally.refuse_change('its rows are never changed');
 CREATE TRIGGER decided_once BEFORE UPDATE ON tally.approval FOR EACH ROW
     WHEN (old.decision IS NOT NULL OR old.tenant_id <> new.tenant_id OR old.id <> new.id OR old.subject <> new.subject
@@ -335,7 +352,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['settlement_policy', 'settlement', 'settlement_state', 'settlement_event', 'approval'] LOOP
+    FOREACH name IN ARRAY ARRAY['settlement_policy', 'settlement', 'settlement_state', 'settlement_event', 'approval',
+                                'reply'] LOOP
         EXECUTE format('GRANT SELECT ON tally.%I TO tallystick_reader', name);
         EXECUTE format('ALTER TABLE tally.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY own_tenant ON tally.%I FOR SELECT TO tallystick_reader '

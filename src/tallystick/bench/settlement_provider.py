@@ -1,0 +1,122 @@
+"""A provider inside this process: every transfer is done at once, without a byte on a wire.
+
+What is left in the measurement is ours: claims, intents, attempts, answers with their evidence, postings, journal.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import (
+    Absent,
+    Answer,
+    Charge,
+    Done,
+    Event,
+    EventPage,
+    Exchange,
+    Facts,
+    Forged,
+    Instruction,
+    Lookup,
+    Movement,
+    Reachability,
+    Refund,
+    Refused,
+    Sending,
+    Transfer,
+    Unknown,
+)
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.port import Headers
+from tallystick.providers.stripe.facts import FACTS
+
+NAME: Final = "instant"
+_REQUESTS_PER_SECOND: Final = 1e9
+_NOT_HERE: Final = Unknown(code="not_here", message="This provider of the bench only pays.")
+
+
+class Instant:
+    """Stripe's facts, and an answer of the size that Stripe's has."""
+
+    facts: Facts = msgspec.structs.replace(FACTS, requests_per_second=_REQUESTS_PER_SECOND)
+    requests_per_second: float = _REQUESTS_PER_SECOND
+    account: str = "bench"
+
+    def __init__(self) -> None:
+        """Nothing to open."""
+        self.breaker = Breaker()
+        self.transfers = 0
+
+    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+        """Done."""
+        self.transfers += 1
+        key = transfer.key.hex()
+        id_ = f"tr_{key[:24]}"
+        movement = Movement(
+            provider=NAME,
+            purpose="transfer",
+            id=id_,
+            amount_micros=transfer.amount_micros,
+            currency=transfer.currency,
+            state="moved",
+            status="created",
+            reference=key,
+        )
+        # As much as the Stripe adapter keeps of a transfer that went well.
+        said = f'{{"id":"{id_}","object":"transfer","transfer_group":"{key}"}}'
+        exchange = Exchange(asked="POST /v1/transfers", status=200, request_id=f"req_{key[:14]}", said=said)
+        return Done(movement=movement, evidence=(exchange,))
+
+    def refusal(self, instruction: Instruction) -> Refused | None:  # noqa: ARG002 - as the port has it
+        """None: everything can be worded."""
+        return None
+
+    def purpose(self, instruction: Instruction) -> Purpose:  # noqa: ARG002 - as the port has it
+        """Always a transfer."""
+        return "transfer"
+
+    async def look_up(
+        self,
+        instruction: Instruction,  # noqa: ARG002 - as the port has it
+        *,
+        first_sent_at: datetime,  # noqa: ARG002
+        now: datetime,  # noqa: ARG002
+    ) -> Absent:
+        """Nothing is kept, so nothing is found."""
+        return Absent(lookup=Lookup.EXACT)
+
+    async def charge(self, charge: Charge, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+        """Not offered."""
+        return _NOT_HERE
+
+    async def refund(self, refund: Refund, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+        """Not offered."""
+        return _NOT_HERE
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:  # noqa: ARG002 - as the port has it
+        """Not offered."""
+        return _NOT_HERE
+
+    async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:  # noqa: ARG002
+        """None."""
+        for movement in ():
+            yield movement
+
+    async def events(self, *, cursor: str | None, now: datetime) -> EventPage:  # noqa: ARG002 - as the port has it
+        """None."""
+        return EventPage(events=(), cursor=cursor or "", more=False)
+
+    def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:  # noqa: ARG002
+        """Sends no webhooks."""
+        return Forged("not_here", "This provider of the bench sends no webhooks.")
+
+    async def ping(self) -> Reachability:
+        """Always there."""
+        return Reachability(reachable=True, authorised=True, detail="in process", seconds=0.0)
+
+    async def close(self) -> None:
+        """Nothing to close."""

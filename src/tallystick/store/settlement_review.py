@@ -1,0 +1,462 @@
+"""What persons and late news decide about a settlement, on PostgreSQL. Each is one transaction with its postings."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+from asyncpg.pgproto import pgproto
+
+from tallystick import queries
+from tallystick.core.idempotency import Tenant
+from tallystick.core.keys import hex64, operation_id, settlement_key, square45, uuid_form
+from tallystick.core.operation import differing_fields
+from tallystick.core.outcome import Rejected
+from tallystick.core.provider import Movement
+from tallystick.core.settlement import Disputed, Status, after_movement, settlement_id, settlement_name
+from tallystick.core.settlement_ledger import Item, Move, Moved, postings
+from tallystick.engine import batch
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
+from tallystick.settings import LIMITS
+from tallystick.store.database import Connection, Database
+from tallystick.store.operation import PostgresTransaction
+from tallystick.store.settlement import LedgerRefused, SettlementView, unknown, view
+from tallystick.store.settling import Evidence, add_events, count
+
+_SQL = queries.load(__package__, "settlement_review.sql")
+_FORMS: Final = (hex64, uuid_form, square45)
+_ROUNDS: Final = 5
+# Version and variant bits of a UUID replace bits of the key from here on.
+_INTACT_BYTES: Final = 6
+
+Resolution = Literal["confirm", "retry", "write_off"]
+
+
+class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for a second person, or was decided by one."""
+
+    id: str
+    settlement: str
+    action: str
+    generation: int
+    reason: str
+    evidence: str
+    asked_by: str
+    asked_at: datetime
+    decision: Literal["approved", "rejected"] | None
+    decided_by: str | None
+    decided_at: datetime | None
+    decided_why: str | None
+
+
+class ReviewView(msgspec.Struct, frozen=True, kw_only=True):
+    """The settlement as a decision left it; `approval` where a second person must agree, or just did."""
+
+    settlement: SettlementView
+    approval: ApprovalView | None = None
+
+
+class Reviewed(msgspec.Struct, frozen=True):
+    """A decision that is durable. `body` is what every replay under its key returns."""
+
+    body: bytes
+    is_replayed: bool
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person asked for, in the form its key is bound to."""
+
+    subject: str
+    action: str
+    reason: str
+    evidence: str = ""
+    transfer_id: str | None = None
+
+
+Act = Callable[[Connection], Awaitable[ReviewView | Rejected]]
+
+
+async def once(database: Database, tenant: Tenant, key: str, decision: Decision, act: Act) -> Reviewed | Rejected:
+    """Run a decision once under its key, and keep the answer with it."""
+    request = msgspec.json.encode(decision, order="deterministic")
+    for _ in range(_ROUNDS):
+        try:
+            async with database.writing() as connection:
+                known = await _known(connection, tenant, key, request)
+                if known is not None:
+                    return known
+                done = await act(connection)
+                if isinstance(done, Rejected):
+                    return done
+                body = msgspec.json.encode(done)
+                await connection.execute(_SQL["keep_reply"], tenant.number, key, request, body)
+            return Reviewed(body, is_replayed=False)
+        except LedgerRefused as refused:
+            return refused.refusal
+        except Contended:
+            continue
+        except Lost as lost:
+            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    raise InFlight(LIMITS.lock_wait_seconds)
+
+
+async def dispute(connection: Connection, tenant: Tenant, decision: Decision, *, by: str) -> ReviewView | Rejected:
+    """A person doubts a final state: its money goes back in transit until somebody decides."""
+    row = await _locked(connection, tenant, decision.subject)
+    if isinstance(row, Rejected):
+        return row
+    match row["status"]:
+        case "transferred" | "failed" as status:
+            await _note(connection, row, "disputed", by, decision)
+            await count(connection, by, {"disputed": 1})
+            return await _moved(connection, tenant, row, "disputed", _into_dispute(status), reason=decision.reason)
+        case status:
+            return Rejected(
+                "not_disputable",
+                f"{decision.subject} is {status}: only a transferred or failed settlement can be disputed.",
+                _INSTEAD[status],
+            )
+
+
+async def resolve(
+    connection: Connection, tenant: Tenant, decision: Decision, resolution: Resolution, *, by: str
+) -> ReviewView | Rejected:
+    """A person decides a disputed settlement; or asks for another try of a failed one, which needs a second person."""
+    row = await _locked(connection, tenant, decision.subject)
+    if isinstance(row, Rejected):
+        return row
+    if row["status"] == "failed" and resolution == "retry":
+        return await _ask_for_generation(connection, row, decision, by=by)
+    refusal = _unresolvable(row, decision, resolution)
+    if refusal is not None:
+        return refusal
+    await _note(connection, row, f"resolved_{resolution}", by, decision)
+    match resolution:
+        case "confirm":
+            transfer_id = decision.transfer_id or row["transfer_id"]
+            return await _moved(connection, tenant, row, "transferred", "transferred", transfer_id=transfer_id)
+        case "write_off":
+            return await _moved(connection, tenant, row, "failed", "failed", reason="written_off")
+        case "retry":
+            return await _moved(connection, tenant, row, "processing", None)
+
+
+async def decide(
+    connection: Connection, tenant: Tenant, decision: Decision, *, is_approved: bool, by: str
+) -> ReviewView | Rejected:
+    """A second person agrees to another generation, or does not."""
+    id_ = approval_id(decision.subject)
+    asked = None if id_ is None else await connection.fetchrow(_SQL["lock_approval"], tenant.number, id_)
+    if asked is None:
+        return approval_unknown(decision.subject)
+    row = await _locked(connection, tenant, settlement_name(asked["subject"].bytes))
+    require(not isinstance(row, Rejected), "an approval of a settlement that is not there")
+    refusal = _undecidable(asked, row, is_approved=is_approved, by=by)
+    if refusal is not None:
+        return refusal
+    verdict = "approved" if is_approved else "rejected"
+    given = await _one(connection, "approve", tenant.number, id_, verdict, by, decision.reason)
+    await _note(connection, row, f"generation_{verdict}", by, decision)
+    if not is_approved:
+        return ReviewView(settlement=view(row), approval=_approval(given))
+    await connection.execute(_SQL["end_key"], tenant.number, row["id"])
+    generation = row["generation"] + 1
+    key = settlement_key(
+        tenant=tenant.name,
+        currency=row["currency"],
+        provider=row["provider"],
+        attribution_id=row["attribution_id"],
+        squad_id=row["squad_id"],
+        net_micros=row["net_micros"],
+        generation=generation,
+    )
+    await connection.execute(_SQL["renew"], tenant.number, row["number"], generation, key)
+    reviewed = await _moved(connection, tenant, row, "pending", None)
+    # A life of this database that was lost may have sent this very generation.
+    references = [form(key) for form in _FORMS]
+    await connection.execute(_SQL["begin_anew"], tenant.number, row["number"], row["provider"], references)
+    reviewed = msgspec.structs.replace(
+        reviewed, settlement=msgspec.structs.replace(reviewed.settlement, transfer_id=None)
+    )
+    return msgspec.structs.replace(reviewed, approval=_approval(given))
+
+
+async def observe(database: Database, provider: str, movement: Movement) -> str | None:
+    """What the provider's books say of a movement now. The settlement that became disputed by it, if one did."""
+    for tenant, id_, key in await _meant(database, provider, movement):
+        disputed = await _observe_one(database, tenant, id_, key, movement)
+        if disputed is not None:
+            return disputed
+    return None
+
+
+async def read_approval(database: Database, tenant: Tenant, name: str) -> ApprovalView | Rejected:
+    """One approval by its id."""
+    id_ = approval_id(name)
+    if id_ is None:
+        return approval_unknown(name)
+    async with database.reading(tenant.number) as connection:
+        row = await connection.fetchrow(_SQL["approval"], tenant.number, id_)
+    return approval_unknown(name) if row is None else _approval(row)
+
+
+async def list_approvals(database: Database, tenant: Tenant, *, most: int) -> list[ApprovalView]:
+    """Those that wait for a decision, oldest first."""
+    async with database.reading(tenant.number) as connection:
+        rows = await connection.fetch(_SQL["approvals"], tenant.number, most)
+    return [_approval(row) for row in rows]
+
+
+def approval_id(name: str) -> UUID | None:
+    """The id behind a written one; None when it is not one of ours."""
+    return settlement_id("st_" + name.removeprefix("ap_")) if name.startswith("ap_") else None
+
+
+def approval_unknown(name: str) -> Rejected:
+    """The refusal for an approval this tenant does not have."""
+    return Rejected(
+        "approval_unknown",
+        f"There is no approval {name!r:.80}.",
+        "Use the id that the request for it returned (ap_ and 32 hexadecimal digits).",
+    )
+
+
+_INSTEAD: Final[dict[str, str]] = {
+    "pending": "It has not been sent yet.",
+    "processing": "It is being worked on; recovery decides it, or calls for a person.",
+    "disputed": "It is disputed already: resolve it.",
+}
+
+
+def _into_dispute(status: Status) -> Move:
+    return "disputed_again" if status == "transferred" else "disputed_after_all"
+
+
+def _unresolvable(row: asyncpg.Record, decision: Decision, resolution: Resolution) -> Rejected | None:
+    name, status = decision.subject, row["status"]
+    if status != "disputed":
+        return Rejected(
+            "not_resolvable",
+            f"{name} is {status}: only a disputed settlement can be resolved, and a failed one be retried.",
+            "Dispute it first, if it is final and wrong.",
+        )
+    if resolution == "confirm" and not (decision.transfer_id or row["transfer_id"]):
+        return Rejected(
+            "transfer_id_missing",
+            f"{name} would be confirmed without the provider's id of the transfer.",
+            "Send transfer_id: the id that the provider's dashboard shows for it.",
+        )
+    if resolution == "retry" and row["was_done"]:
+        return Rejected(
+            "not_retryable",
+            f"The provider once answered that {name} was made: asking again under its key would only find that.",
+            "If it came back, write it off; then ask for another generation.",
+        )
+    return None
+
+
+def _undecidable(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: bool, by: str) -> Rejected | None:
+    name = _name(asked["id"])
+    if asked["decision"] is not None:
+        return Rejected(
+            "already_decided",
+            f"{name} was {asked['decision']} by {asked['decided_by']} at {asked['decided_at']:%Y-%m-%d %H:%M} UTC.",
+            "Nothing remains to be decided.",
+        )
+    if asked["asked_by"] == by:
+        return Rejected(
+            "second_person_needed",
+            f"{by} asked for {name} and cannot decide it.",
+            "Have another person decide, with a key of his own.",
+        )
+    if is_approved and (row["status"] != "failed" or row["generation"] + 1 != asked["generation"]):
+        return Rejected(
+            "not_resolvable",
+            f"{settlement_name(row['id'].bytes)} is {row['status']} now, in generation {row['generation']}: what was "
+            "asked for no longer fits.",
+            "Reject this request; ask again when the settlement has failed.",
+        )
+    return None
+
+
+async def _ask_for_generation(
+    connection: Connection, row: asyncpg.Record, decision: Decision, *, by: str
+) -> ReviewView | Rejected:
+    tenant = row["tenant_id"]
+    waiting = await connection.fetchrow(_SQL["open_approval"], tenant, row["id"])
+    if waiting is None:
+        waiting = await _one(
+            connection,
+            "ask",
+            tenant,
+            uuid4(),
+            row["id"],
+            row["generation"] + 1,
+            decision.reason,
+            decision.evidence,
+            by,
+        )
+        await _note(connection, row, "generation_asked", by, decision)
+    return ReviewView(settlement=view(row), approval=_approval(waiting))
+
+
+async def _moved(
+    connection: Connection,
+    tenant: Tenant,
+    row: asyncpg.Record,
+    status: Status,
+    move: Move | None,
+    *,
+    reason: str | None = None,
+    transfer_id: str | None = None,
+) -> ReviewView:
+    claims = []
+    if move is not None:
+        item = Item(settlement_name(row["id"].bytes), row["squad_id"], row["amount_micros"])
+        claims = postings([Moved(tenant, move, row["provider"], row["currency"], item)], uuid4().hex)
+    await connection.execute(
+        _SQL["decide"],
+        tenant.number,
+        row["number"],
+        status,
+        reason,
+        transfer_id,
+        pgproto.UUID(claims[0].id) if claims else None,
+    )
+    if claims:
+        for answer in await batch.run(PostgresTransaction(connection), claims, patient=True):
+            if isinstance(answer, Rejected):
+                raise LedgerRefused(answer)
+    after = await _one(connection, "lock", tenant.number, row["id"])
+    return ReviewView(settlement=view(after))
+
+
+async def _known(connection: Connection, tenant: Tenant, key: str, request: bytes) -> Reviewed | Rejected | None:
+    row = await connection.fetchrow(_SQL["reply"], tenant.number, key)
+    if row is not None and row["request"] == request:
+        return Reviewed(row["body"], is_replayed=True)
+    fields = () if row is None else differing_fields(row["request"], request)
+    is_used = row is not None or await connection.fetchval(
+        _SQL["is_operation"], tenant.number, pgproto.UUID(operation_id(tenant.name, key))
+    )
+    if not is_used:
+        return None
+    return Rejected(
+        "key_reused",
+        f"The idempotency key {key!r} was used for another request.",
+        "Use a new key for a new request, or repeat the first one unchanged.",
+        fields,
+    )
+
+
+async def _one(connection: Connection, statement: str, *arguments: object) -> asyncpg.Record:
+    (row,) = await connection.fetch(_SQL[statement], *arguments)
+    return row
+
+
+async def _locked(connection: Connection, tenant: Tenant, name: str) -> Any:  # noqa: ANN401 - a row, or a refusal
+    id_ = settlement_id(name)
+    row = None if id_ is None else await connection.fetchrow(_SQL["lock"], tenant.number, id_)
+    return unknown(name) if row is None else row
+
+
+async def _note(connection: Connection, row: asyncpg.Record, what: str, by: str, body: msgspec.Struct) -> None:
+    await add_events(connection, [(row["tenant_id"], row["number"], what, by, msgspec.json.encode(body))])
+
+
+async def _meant(database: Database, provider: str, movement: Movement) -> list[tuple[Tenant, UUID, bytes]]:
+    found: dict[tuple[int, UUID], tuple[Tenant, UUID, bytes]] = {}
+    async with database.owning() as connection:
+        bounds = key_bounds(movement.reference)
+        rows = [] if bounds is None else await connection.fetch(_SQL["by_reference"], provider, *bounds)
+        rows = [row for row in rows if any(form(row["key"]) == movement.reference for form in _FORMS)]
+        rows += await connection.fetch(_SQL["by_transfer"], provider, movement.id)
+    for row in rows:
+        found.setdefault(
+            (row["tenant_id"], row["id"]), (Tenant(row["tenant_id"], row["tenant"]), row["id"], row["key"])
+        )
+    return list(found.values())
+
+
+def key_bounds(reference: str) -> tuple[bytes, bytes] | None:
+    """Between which keys the one lies that a provider wrote as `reference`."""
+    text = reference.replace("-", "").lower()
+    try:
+        if len(text) == 64:  # noqa: PLR2004 - the whole key in hexadecimal
+            return bytes.fromhex(text), bytes.fromhex(text)
+        if len(text) == 32:  # noqa: PLR2004 - a UUID
+            part = bytes.fromhex(text)[:_INTACT_BYTES]
+            return part + bytes(32 - _INTACT_BYTES), part + b"\xff" * (32 - _INTACT_BYTES)
+    except ValueError:
+        return None
+    return None
+
+
+async def _observe_one(database: Database, tenant: Tenant, id_: UUID, key: bytes, movement: Movement) -> str | None:
+    name = settlement_name(id_.bytes)
+    for _ in range(_ROUNDS):
+        try:
+            async with database.writing() as connection:
+                row = await _locked(connection, tenant, name)
+                verdict = after_movement(
+                    row["status"],
+                    row["transfer_id"],
+                    movement,
+                    is_live_key=key == row["key"],
+                    amount_micros=row["amount_micros"],
+                    currency=row["currency"],
+                )
+                if verdict is None:
+                    return None
+                await _contradict(connection, tenant, row, verdict, movement)
+        except Contended:
+            continue
+        except LedgerRefused as refused:
+            # The money is gone from where it should be: only a person can say where to. The row stays as it is.
+            await _only_note(database, tenant, name, movement, refused.refusal)
+            return None
+        except Lost as lost:
+            raise Unreachable(str(lost)) from lost
+        return name
+    raise InFlight(LIMITS.lock_wait_seconds)
+
+
+async def _contradict(
+    connection: Connection, tenant: Tenant, row: asyncpg.Record, verdict: Disputed, movement: Movement
+) -> None:
+    what = "came_back" if movement.state in ("failed", "returned") else "contradicted"
+    seen = Evidence(what=what, found=verdict.reason, detail=_told(movement))
+    await _note(connection, row, what, "provider", seen)
+    move = None if row["status"] == "processing" else _into_dispute(row["status"])
+    await _moved(connection, tenant, row, "disputed", move, reason=verdict.reason, transfer_id=verdict.transfer_id)
+    counts = {"disputed": 1, what: 1}
+    if verdict.is_double:
+        counts["doubles"] = 1
+    await count(connection, "provider", counts)
+
+
+async def _only_note(database: Database, tenant: Tenant, name: str, movement: Movement, refusal: Rejected) -> None:
+    async with database.writing() as connection:
+        row = await _locked(connection, tenant, name)
+        seen = Evidence(what="contradicted", found=refusal.code, detail=_told(movement))
+        await _note(connection, row, "contradicted", "provider", seen)
+        await count(connection, "provider", {"contradicted": 1, "doubles": 1})
+
+
+def _told(movement: Movement) -> str:
+    return f"{movement.provider} {movement.purpose} {movement.id}: {movement.status} ({movement.state})"
+
+
+def _name(id_: UUID) -> str:
+    return "ap_" + id_.hex
+
+
+def _approval(row: asyncpg.Record) -> ApprovalView:
+    return ApprovalView(
+        id=_name(row["id"]),
+        settlement=settlement_name(row["subject"].bytes),
+        **{field: row[field] for field in ApprovalView.__struct_fields__ if field not in ("id", "settlement")},
+    )

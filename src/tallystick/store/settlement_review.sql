@@ -1,0 +1,84 @@
+-- name: lock
+-- Both halves of the row: a new generation changes what the settlement is, every decision how it stands.
+SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.due_at, st.tries, st.transfer_id,
+       st.reason, st.changed_at, st.claim_token, st.result_id, st.claimed_by, st.ask_first,
+       EXISTS (SELECT 1 FROM tally.attempt a
+                WHERE a.tenant_id = s.tenant_id AND a.key = s.key AND a.provider = s.provider AND a.answer = 'done')
+           AS was_done
+  FROM tally.settlement s
+  JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number
+ WHERE s.tenant_id = $1 AND s.id = $2
+   FOR NO KEY UPDATE OF st, s;
+
+-- name: decide
+-- The claim number goes up: a worker that still holds an older claim can no longer write.
+UPDATE tally.settlement_state
+   SET status = $3, reason = $4, transfer_id = coalesce($5, transfer_id), result_id = $6,
+       claim_number = claim_number + 1, changed_at = clock_timestamp(), ask_first = false,
+       due_at = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE due_at END,
+       claimed_at = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE claimed_at END,
+       processing_since = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE processing_since END,
+       tries = CASE WHEN $3 IN ('processing', 'pending') THEN 0 ELSE tries END
+ WHERE tenant_id = $1 AND number = $2;
+
+-- name: end_key
+UPDATE tally.intent SET ended = true WHERE tenant_id = $1 AND subject = $2 AND NOT ended;
+
+-- name: renew
+UPDATE tally.settlement SET generation = $3, key = $4 WHERE tenant_id = $1 AND number = $2;
+
+-- name: begin_anew
+UPDATE tally.settlement_state
+   SET transfer_id = NULL,
+       ask_first = EXISTS (SELECT 1 FROM tally.orphan o WHERE o.provider = $3 AND o.reference = ANY($4::text[]))
+ WHERE tenant_id = $1 AND number = $2;
+
+-- name: ask
+INSERT INTO tally.approval (tenant_id, id, subject, action, generation, reason, evidence, asked_by)
+VALUES ($1, $2, $3, 'new_generation', $4, $5, $6, $7)
+RETURNING *;
+
+-- name: open_approval
+SELECT * FROM tally.approval WHERE tenant_id = $1 AND subject = $2 AND decision IS NULL;
+
+-- name: lock_approval
+SELECT * FROM tally.approval WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
+
+-- name: approve
+UPDATE tally.approval SET decision = $3, decided_by = $4, decided_at = clock_timestamp(), decided_why = $5
+ WHERE tenant_id = $1 AND id = $2
+RETURNING *;
+
+-- name: approval
+SELECT * FROM tally.approval WHERE tenant_id = $1 AND id = $2;
+
+-- name: approvals
+SELECT * FROM tally.approval WHERE tenant_id = $1 AND decision IS NULL ORDER BY asked_at, id LIMIT $2;
+
+-- name: by_reference
+-- Everything that a provider's reference or id could mean, of any tenant and generation. $2 and $3 bound the key: some
+-- providers keep only a part of it, and the caller compares the rest.
+SELECT s.tenant_id, t.name AS tenant, s.id, i.key
+  FROM tally.tenant t
+  JOIN tally.intent i ON i.tenant_id = t.tenant_id AND i.key BETWEEN $2 AND $3 AND i.provider = $1
+  JOIN tally.settlement s ON s.tenant_id = i.tenant_id AND s.id = i.subject
+ UNION
+SELECT s.tenant_id, t.name, s.id, s.key
+  FROM tally.tenant t
+  JOIN tally.settlement s ON s.tenant_id = t.tenant_id AND s.key BETWEEN $2 AND $3 AND s.provider = $1;
+
+-- name: by_transfer
+SELECT s.tenant_id, t.name AS tenant, s.id, s.key
+  FROM tally.settlement_state st
+  JOIN tally.settlement s ON s.tenant_id = st.tenant_id AND s.number = st.number
+  JOIN tally.tenant t ON t.tenant_id = s.tenant_id
+ WHERE st.transfer_id = $2 AND st.provider = $1;
+
+-- name: reply
+SELECT request, body FROM tally.reply WHERE tenant_id = $1 AND key = $2;
+
+-- name: is_operation
+SELECT EXISTS (SELECT 1 FROM tally.operation WHERE tenant_id = $1 AND id = $2);
+
+-- name: keep_reply
+INSERT INTO tally.reply (tenant_id, key, request, body) VALUES ($1, $2, $3, $4);

@@ -1,0 +1,74 @@
+"""What must hold in every state: the parts of the constitution that a settlement can break.
+
+`failed` is checked without looking ahead: if the money could still move under the key, a later state in which it has
+moved and the row is still failed is explored too.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.model.settlement.provider import LEFT
+from tests.model.settlement.shape import State, World
+
+ONE_MOVEMENT: Final = "At most one movement"
+ONE_PAYMENT: Final = "At most one payment"
+FAILED_MEANS_UNPAID: Final = "Failed means unpaid"
+TRANSFERRED_MEANS_PAID: Final = "Transferred means paid"
+CONSERVATION: Final = "Conservation"
+INTENT_FIRST: Final = "Intent before effect"
+BUDGET: Final = "Budgets are finite"
+EVERYTHING: Final = frozenset(
+    {ONE_MOVEMENT, ONE_PAYMENT, FAILED_MEANS_UNPAID, TRANSFERRED_MEANS_PAID, CONSERVATION, INTENT_FIRST, BUDGET}
+)
+_WHERE: Final[Mapping[str, tuple[int, int, int]]] = {
+    "pending": (1, 0, 0),
+    "processing": (0, 1, 0),
+    "transferred": (0, 0, 1),
+    "failed": (1, 0, 0),
+    "disputed": (0, 1, 0),
+}
+
+
+def broken(world: World, state: State, asked: frozenset[str] = EVERYTHING) -> str | None:
+    """The first of the asked invariants that this state breaks."""
+    found = _broken(world, state)
+    return next((name for name in found if name in asked), None) if found else None
+
+
+def _broken(world: World, state: State) -> list[str]:
+    found = []
+    row, money, _ = state.database
+    if state.breach:
+        found.append(INTENT_FIRST)
+    if min(money) < 0 or sum(money) != 1 or money != _WHERE[row.status]:
+        found.append(CONSERVATION)
+    standing = 0
+    for generation in range(world.generations):
+        left = 0
+        for book in state.books[generation * world.accounts : (generation + 1) * world.accounts]:
+            for fate in book.movements:
+                left += fate in LEFT
+                standing += fate == "moved"
+        if left > 1:
+            found.append(ONE_MOVEMENT)
+    # A person who wrote it off while it could still move took that risk, and was told of it.
+    if standing > 1 and not state.gambled:
+        found.append(ONE_PAYMENT)
+    if row.status == "failed" and not row.by_person and standing and not state.gambled:
+        found.append(FAILED_MEANS_UNPAID)
+    if row.status == "transferred" and not _has_it(world, state):
+        found.append(TRANSFERRED_MEANS_PAID)
+    if row.tries > world.budget + 1:
+        found.append(BUDGET)
+    return found
+
+
+def _has_it(world: World, state: State) -> bool:
+    """The provider has it under that very id; or had, and nobody has told us otherwise."""
+    name, _, number = state.database.row.transfer.rpartition(".")
+    generation, account = int(name[2:].split("@")[0]) - 1, int(name.partition("@")[2] or 0)
+    movements = state.books[world.book(generation, account)].movements
+    if int(number) > len(movements):
+        return False
+    fate = movements[int(number) - 1]
+    return fate in ("moved", "waiting") or (fate in LEFT and state.told != state.database.row.transfer)
