@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tallystick.providers.simulator.process import RunningSimulator, start
 from tests import servers
 from tests.planted.bugs import BUGS
+from tests.providers.worlds import Control
 
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
@@ -46,6 +48,22 @@ def postgres15_dsn(postgres15: servers.Server) -> str:
 @pytest.fixture(scope="session")
 def mariadb_dsn(mariadb: servers.Server) -> str:
     return mariadb.fresh_database()
+
+
+@pytest.fixture(scope="session")
+def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
+    folder = tmp_path_factory.mktemp("payouts")
+    running = start(folder / "books.sqlite", log=folder / "log")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def control(payouts_simulator: RunningSimulator) -> Control:
+    """A simulator whose books are empty."""
+    made = Control(payouts_simulator.url)
+    made.call("POST", "reset")
+    return made
 
 
 def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server]:

@@ -295,7 +295,8 @@ class Shop:
     ) -> Made | Rejected:
         """Ask for a settlement, under a key of its own unless one is given."""
         wish = SettlementCreated(**{"attribution_id": attribution, "squad_id": "amber", **SIMULATED, **fields})
-        return await self.settlements.create(tenant or self.tenant, wish, key or f"create-{attribution}")
+        own = f"create/{wish.squad_id}/{attribution}"
+        return await self.settlements.create(tenant or self.tenant, wish, key or own)
 
     async def create(self, attribution: str, **fields: Any) -> SettlementView:
         """A settlement that exists now."""
@@ -363,10 +364,15 @@ class Shop:
             )
         return [row["answer"] for row in found]
 
-    async def pass_time(self, span: timedelta) -> None:
-        """Time passes here and at the provider, where keys expire and what is to come comes."""
+    async def pass_time(self, span: timedelta, *, also_there: bool = True) -> None:
+        """Time passes here and at the provider, where keys expire and what is to come comes.
+
+        Not `also_there`: for spans within a provider's memory. What is sent after it has our own time, and is found by
+        providers whose lists are asked for by time.
+        """
         await pass_time(self.dsn, span)
-        self.control.advance(seconds=span.total_seconds())
+        if also_there:
+            self.control.advance(seconds=span.total_seconds())
 
     async def halves(self) -> Halves:
         """Both halves of everything, compared."""
@@ -377,7 +383,7 @@ class Shop:
         key = bytes.fromhex(view.idempotency_key)
         return [movement for movement in books(self.control) if movement.reference in (hex64(key), uuid_form(key))]
 
-    async def until_quiet(self, *, span: timedelta = A_WHILE, most: int = 40) -> int:
+    async def until_quiet(self, *, span: timedelta = A_WHILE, most: int = 40, also_there: bool = True) -> int:
         """Let time pass and tick, until nothing is pending or processing. Returns the number of ticks."""
         for ticks in range(most):
             async with self.database.owning() as connection:
@@ -385,7 +391,7 @@ class Shop:
                     "SELECT count(*) FROM tally.settlement_state WHERE status IN ('pending', 'processing')"
                 ):
                     return ticks
-            await self.pass_time(span)
+            await self.pass_time(span, also_there=also_there)
             await self.tick()
         raise AssertionError(f"something is undecided after {most} ticks: {(await self.halves()).open}")
 

@@ -78,6 +78,8 @@ class Limits:
     settlement_stuck_chunk: int = 200
     # Answers are recorded in groups: this long a group may grow. An answer is lost to a crash no longer than that.
     settlement_linger_seconds: float = 0.05
+    # How long pass 1 of a tick may go on before pass 2 has a turn.
+    settlement_turn_seconds: float = 5.0
     # How often a worker looks for settlements when there were none.
     settlement_pause_seconds: float = 2.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.

@@ -63,6 +63,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     webhook_tolerance: timedelta | None
     requests_per_second: float
     concurrency: int
+    # How many calls one transfer takes.
+    requests_per_transfer: int = 1
     # What waits at the provider goes on only when we send again (Wise: made, not yet funded).
     waits_for_us: bool = False
 

@@ -23,12 +23,11 @@ from tallystick.core.settlement_ledger import SettlementCreated
 
 MAX_ATTRIBUTION: Final = 200
 MAX_SQUAD: Final = 120
-MAX_DESTINATION: Final = 500
+MAX_DESTINATION: Final = 1_000
 
 _ATTRIBUTION: Final = re.compile(rf"[!-~]{{1,{MAX_ATTRIBUTION}}}")
 # A part of an account's id.
 _SQUAD: Final = re.compile(rf"[A-Za-z0-9:_.@+=-]{{1,{MAX_SQUAD}}}")
-_DESTINATION: Final = re.compile(rf"[!-~]{{1,{MAX_DESTINATION}}}")
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +54,18 @@ def wish_fault(wish: SettlementCreated) -> Rejected | None:
     for code, value, pattern, allowed in (
         ("attribution_invalid", wish.attribution_id, _ATTRIBUTION, f"1 to {MAX_ATTRIBUTION} visible ASCII characters"),
         ("squad_invalid", wish.squad_id, _SQUAD, f"1 to {MAX_SQUAD} letters, digits and : _ . @ + = -"),
-        ("destination_invalid", wish.destination, _DESTINATION, f"1 to {MAX_DESTINATION} visible ASCII characters"),
     ):
         if type(value) is not str or not pattern.fullmatch(value):
             name = code.removesuffix("_invalid")
             return Rejected(code, f"{value!r:.80} is not a {name}.", f"Use {allowed}.")
+    destination = wish.destination
+    # What it must look like is the provider's; a bank account is often a small JSON object with a person's name.
+    if type(destination) is not str or not 0 < len(destination) <= MAX_DESTINATION or not destination.isprintable():
+        return Rejected(
+            "destination_invalid",
+            f"{destination!r:.80} is not a destination.",
+            f"Use 1 to {MAX_DESTINATION} printable characters, as the provider wants them.",
+        )
     fault = amount_fault(wish.gross_micros)
     if fault is not None:
         return Rejected(

@@ -31,7 +31,7 @@ from tallystick.core.intent import (
     StillSending,
     Withheld,
 )
-from tallystick.core.provider import Absent, Answer, Found, Looked, Lookup, Sending, Undecided
+from tallystick.core.provider import Absent, Answer, Done, Found, Looked, Lookup, Sending, Undecided
 from tallystick.core.settlement import (
     NOTHING_SENT,
     Disputed,
@@ -57,8 +57,9 @@ from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import intent as intents
+from tallystick.store import settlement_review as review
 from tallystick.store import settling
-from tallystick.store.database import Database
+from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
 from tallystick.store.settling import Claimed, Evidence, RecordWork, Result
 
@@ -127,11 +128,10 @@ class Settler:
 
         With a budget it stops claiming early enough to finish what it holds. `most` bounds the rows of each pass.
         """
-        if not await settling.is_here(self._database):
-            raise RestoredDatabase
+        async with self._database.owning() as connection:
+            await _require_here(connection)
         async with _Run(self, budget_seconds, most, may_send=True) as run:
-            await _all(run.pay_pending(name) for name in self._providers)
-            await _all(run.recover_stuck(name) for name in self._providers)
+            await _all(run.both_passes(name) for name in self._providers)
         return run.ticked()
 
     async def ask(self, *, budget_seconds: float | None = None) -> Ticked:
@@ -151,7 +151,8 @@ class _Run:
         self._by = settler._by  # noqa: SLF001
         self._began = steady()
         self._budget_seconds = budget_seconds
-        self._most = most
+        # Rows that each pass may still claim; None: any number.
+        self._left = {"claimed": most, "reclaimed": most}
         self._may_send = may_send
         self._counts: Counter[str] = Counter()
         # One lane: a group grows while the one before it commits. Nobody waits for a single answer.
@@ -173,6 +174,16 @@ class _Run:
     def ticked(self) -> Ticked:
         return Ticked(**self._counts, is_complete=not self._is_out_of_time())
 
+    async def both_passes(self, provider: str) -> None:
+        """Pass 1, then pass 2; where pass 1 is long, pass 2 comes in between: a backlog must not starve the stuck."""
+        paying = asyncio.ensure_future(self.pay_pending(provider))
+        try:
+            while not paying.done():
+                await asyncio.wait([paying], timeout=self._turn_seconds())
+                await self.recover_stuck(provider)
+        finally:
+            await _all([paying])
+
     # --- pass 1
 
     async def pay_pending(self, provider: str) -> None:
@@ -193,6 +204,7 @@ class _Run:
         """One transaction: nothing is sent without it."""
         adapter, token = self._adapter(provider), uuid4()
         async with self._database.writing() as connection:
+            await _require_here(connection)
             rows = await settling.claim(
                 connection,
                 provider,
@@ -202,8 +214,9 @@ class _Run:
                 token=token,
                 by=self._by,
             )
+            heard = steady()
             if not rows:
-                return _Chunk([], [], [], began)
+                return _Chunk([], [], [], began, heard)
             asked = [row for row in rows if row.ask_first]
             refused = [(row, no) for row in rows if not row.ask_first and (no := adapter.refusal(row.instruction))]
             unworded = {row.number for row, _ in refused}
@@ -215,13 +228,13 @@ class _Run:
         cursor.after = max(cursor.after, *(row.number for row in rows))
         self._counts["claimed"] += len(rows)
         pairs = [(row, attempt, NOTHING_SENT, row.tries) for row, attempt in zip(sendable, begun, strict=True)]
-        return _Chunk(rows, pairs, [(row, Failed(no.code)) for row, no in refused], began, asked)
+        return _Chunk(rows, pairs, [(row, Failed(no.code)) for row, no in refused], began, heard, asked)
 
     async def _finish(self, provider: str, chunk: "_Chunk") -> None:
         """Send and record all of a chunk."""
         futures = [self._record(Result(claimed=row, verdict=verdict)) for row, verdict in chunk.decided]
         sends = [
-            self._send(row, attempt, history, tries=tries, began=chunk.began)
+            self._send(row, attempt, history, tries=tries, chunk=chunk)
             for row, attempt, history, tries in chunk.sends
             if isinstance(attempt, Attempt)
         ]
@@ -231,43 +244,46 @@ class _Run:
                     self._record(Result(claimed=row, verdict=self._withheld(row, withheld, tries, provider)))
                 )
         if chunk.asked:
-            await self._recover(provider, chunk.asked, {row.number: NOTHING_SENT for row in chunk.asked}, chunk.began)
-        futures += await asyncio.gather(*sends)
-        await self._noted(futures)
+            await self._recover(provider, chunk.asked, {row.number: NOTHING_SENT for row in chunk.asked}, chunk.heard)
+        answered = await asyncio.gather(*sends)
+        await self._noted([*futures, *(future for future, _ in answered)])
+        for future, answer in answered:
+            if not future.result() and isinstance(answer, Done):
+                # The claim was lost meanwhile. What somebody believed instead may be wrong: the provider has it.
+                await review.observe(self._database, provider, answer.movement)
 
     async def _send(
-        self, row: Claimed, attempt: Attempt, history: History, *, tries: int, began: float
-    ) -> "asyncio.Future[bool]":
+        self, row: Claimed, attempt: Attempt, history: History, *, tries: int, chunk: "_Chunk"
+    ) -> tuple["asyncio.Future[bool]", Answer]:
         # Counted from before the commit: this clock's not-after is never later than the database's.
         leave = Sending(
             first_sent_at=attempt.first_sent_at,
             not_after=attempt.not_after,
-            sendable_until=began + self._limits.send_seconds,
+            sendable_until=chunk.began + self._limits.send_seconds,
         )
         answer: Answer = await sending.call(self._adapter(row.provider), row.instruction, leave)
         self._settler._sender.heard(row.provider, answer)  # noqa: SLF001
         self._counts["sent"] += 1
         verdict = after_answer(
-            history, answer, tries=tries, now=self._now(row, began), patience=self._patience(row.provider)
+            history, answer, tries=tries, now=self._now(row, chunk.heard), patience=self._patience(row.provider)
         )
-        return self._record(Result(claimed=row, verdict=verdict, answered=Answered(attempt, answer)))
+        return self._record(Result(claimed=row, verdict=verdict, answered=Answered(attempt, answer))), answer
 
     # --- pass 2
 
     async def recover_stuck(self, provider: str) -> None:
         """Take over what is overdue, ask, decide; until nothing is overdue or the time is over."""
         while size := self._chunk(provider, "reclaimed", self._limits.settlement_stuck_chunk):
-            began = steady()
-            rows, histories = await self._retried(partial(self._reclaim, provider, size))
+            rows, histories, heard = await self._retried(partial(self._reclaim, provider, size))
             if not rows:
                 return
             self._counts["reclaimed"] += len(rows)
-            await self._recover(provider, rows, histories, began)
+            await self._recover(provider, rows, histories, heard)
         await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
 
-    async def _reclaim(self, provider: str, most: int) -> tuple[list[Claimed], dict[int, History]]:
+    async def _reclaim(self, provider: str, most: int) -> tuple[list[Claimed], dict[int, History], float]:
         async with self._database.writing() as connection:
-            return await settling.reclaim(
+            rows, histories = await settling.reclaim(
                 connection,
                 provider,
                 most=most,
@@ -276,11 +292,12 @@ class _Run:
                 by=self._by,
                 only_asked=not self._may_send,
             )
+            return rows, histories, steady()
 
     async def _recover(
-        self, provider: str, rows: Sequence[Claimed], histories: Mapping[int, History], began: float
+        self, provider: str, rows: Sequence[Claimed], histories: Mapping[int, History], heard: float
     ) -> None:
-        decided = await asyncio.gather(*(self._decide(provider, row, histories[row.number], began) for row in rows))
+        decided = await asyncio.gather(*(self._decide(provider, row, histories[row.number], heard) for row in rows))
         futures = []
         sends: list[tuple[Claimed, Send, tuple[Evidence, ...]]] = []
         for row, (step, evidence) in zip(rows, decided, strict=True):
@@ -291,21 +308,20 @@ class _Run:
                 sends.append((row, step, evidence))
             else:
                 # Proven absent: a tick may send it, once all the others were asked.
-                cleared = Wait(self._now(row, began), step.tries)
+                cleared = Wait(self._now(row, heard), step.tries)
                 self._counts["cleared"] += 1
                 futures.append(self._record(Result(claimed=row, verdict=cleared, evidence=evidence)))
         if sends:
-            began = steady()
-            chunk = await self._retried(partial(self._begin_again, provider, sends, histories, began))
+            chunk = await self._retried(partial(self._begin_again, provider, sends, histories, heard))
             await self._finish(provider, chunk)
         await self._noted(futures)
 
     async def _decide(
-        self, provider: str, row: Claimed, history: History, began: float
+        self, provider: str, row: Claimed, history: History, heard: float
     ) -> tuple[Send | Verdict, tuple[Evidence, ...]]:
         adapter = self._adapter(provider)
         lookup = adapter.facts.lookup[adapter.purpose(row.instruction)]
-        facts, patience, now = adapter.facts, self._patience(provider), self._now(row, began)
+        facts, patience, now = adapter.facts, self._patience(provider), self._now(row, heard)
         if not row.ask_first:
             step = next_step(
                 history,
@@ -323,7 +339,7 @@ class _Run:
         first_sent_at = history.first_sent_at or row.created_at
         looked = await self._look_up(adapter, row, first_sent_at, now)
         evidence = (_evidence(looked),)
-        now = self._now(row, began)
+        now = self._now(row, heard)
         if history.first_sent_at is None:
             after = after_first_look(
                 looked,
@@ -360,12 +376,14 @@ class _Run:
         provider: str,
         sends: Sequence[tuple[Claimed, Send, tuple[Evidence, ...]]],
         histories: Mapping[int, History],
-        began: float,
+        heard: float,
     ) -> "_Chunk":
         """One transaction: still mine? then the evidence that it may be sent, and the next attempt."""
         adapter = self._adapter(provider)
         tries = {row.number: step.tries for row, step, _ in sends}
+        began = steady()
         async with self._database.writing() as connection:
+            await _require_here(connection)
             mine = await settling.begin_again(
                 connection,
                 [(row, step.tries) for row, step, _ in sends],
@@ -385,7 +403,7 @@ class _Run:
         pairs = [
             (row, attempt, histories[row.number], tries[row.number]) for row, attempt in zip(mine, begun, strict=True)
         ]
-        return _Chunk(list(mine), pairs, [], began)
+        return _Chunk(list(mine), pairs, [], began, heard)
 
     # --- both
 
@@ -455,9 +473,12 @@ class _Run:
     def _patience(self, provider: str) -> Patience:
         return self._settler._patience[provider]  # noqa: SLF001
 
-    def _now(self, row: Claimed, began: float) -> datetime:
-        """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day."""
-        return row.now + timedelta(seconds=max(steady() - began, 0.0))
+    def _now(self, row: Claimed, heard: float) -> datetime:
+        """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day.
+
+        `heard` is when the database's time came here: never earlier than it was read, so this is never ahead of it.
+        """
+        return row.now + timedelta(seconds=max(steady() - heard, 0.0))
 
     def _chunk(self, provider: str, counted: str, largest: int) -> int:
         """How many rows to claim next; 0: no more in this tick."""
@@ -465,9 +486,20 @@ class _Run:
             return 0
         adapter = self._adapter(provider)
         # What cannot be written within its leave would be claimed for nothing.
-        rate = adapter.requests_per_second * self._limits.send_seconds * _SHARE_OF_RATE
+        rate = adapter.requests_per_second / adapter.facts.requests_per_transfer
+        rate *= self._limits.send_seconds * _SHARE_OF_RATE
         size = max(1, min(largest, int(rate / self._limits.settlement_lanes)))
-        return size if self._most is None else max(0, min(size, self._most - self._counts[counted]))
+        left = self._left[counted]
+        if left is None:
+            return size
+        # Taken before the claim: another lane may be claiming at this very moment.
+        size = min(size, left)
+        self._left[counted] = left - size
+        return size
+
+    def _turn_seconds(self) -> float:
+        longest = self._limits.settlement_turn_seconds
+        return longest if self._budget_seconds is None else min(longest, self._budget_seconds / 4)
 
     def _is_out_of_time(self) -> bool:
         if self._budget_seconds is None:
@@ -485,13 +517,24 @@ class _Cursor:
 
 
 class _Chunk(msgspec.Struct):
-    """Claimed rows, with what is to be done about each. `began` is when, by the steady clock, before the commit."""
+    """Claimed rows, with what is to be done about each.
+
+    By the steady clock: `began` before the transaction, so that the leave to send ends no later than the database says;
+    `heard` after the database's time was read, so that nothing is believed to be over too early.
+    """
 
     rows: list[Claimed]
     sends: list[tuple[Claimed, Attempt | Withheld, History, int]]
     decided: list[tuple[Claimed, Verdict]]
     began: float
+    heard: float
     asked: list[Claimed] = []
+
+
+async def _require_here(connection: Connection) -> None:
+    """In the transaction that lets something be sent: a standby may have taken over since the tick began."""
+    if not await settling.is_here(connection):
+        raise RestoredDatabase
 
 
 async def _all(tasks: Iterable[Awaitable[None]]) -> None:

@@ -304,13 +304,13 @@ def _attempt_name(item: Answered) -> Name:
 
 
 def _code(answer: Answer) -> str | None:
-    return None if isinstance(answer, Done) else _storable(answer.code)
+    return None if isinstance(answer, Done) else storable(answer.code)
 
 
 def _provider_id(answer: Answer) -> str | None:
-    return _storable(answer.id) if isinstance(answer, Done) else None
+    return storable(answer.id) if isinstance(answer, Done) else None
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """PostgreSQL takes no NUL and no half of a character: a provider's odd text must not cost us its answer."""
     return text[:_MOST_CODE_CHARACTERS].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

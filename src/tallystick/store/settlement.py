@@ -32,6 +32,8 @@ from tallystick.store.operation import PostgresTransaction
 
 _SQL = queries.load(__package__, "settlement.sql")
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
+# The database computed another fee than we did.
+_OTHER_FEE: Final = "TS006"
 _FORMS: Final = {"hex64": hex64, "square45": square45, "uuid": uuid_form}
 # A gauge says "so many or more".
 _MOST_COUNTED: Final = 10_000
@@ -121,8 +123,13 @@ class CreateWork:
         patient: bool,  # noqa: ARG002 - accounts of settlements are held for one commit only
     ) -> Sequence[Made | Rejected]:
         """Each wish's settlement: made now, or before."""
-        async with self._database.writing() as connection:
-            return await create(connection, items)
+        try:
+            async with self._database.writing() as connection:
+                return await create(connection, items)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == _OTHER_FEE:
+                raise Contended("the tenant's fee was changed meanwhile", held=False) from error
+            raise
 
 
 async def create(connection: Connection, wishes: Sequence[Wish]) -> list[Made | Rejected]:

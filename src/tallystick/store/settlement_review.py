@@ -286,6 +286,13 @@ async def _ask_for_generation(
     connection: Connection, row: asyncpg.Record, decision: Decision, *, by: str
 ) -> ReviewView | Rejected:
     tenant = row["tenant_id"]
+    if row["was_done"] and not row["came_back"]:
+        return Rejected(
+            "not_retryable",
+            f"{decision.subject} was made by the provider as {row['transfer_id']}, and nothing of the provider's shows "
+            "that it came back.",
+            "Run `tally reconcile`: when the provider's books show the loss, another generation can be asked for.",
+        )
     waiting = await connection.fetchrow(_SQL["open_approval"], tenant, row["id"])
     if waiting is None:
         waiting = await _one(

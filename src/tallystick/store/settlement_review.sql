@@ -4,7 +4,10 @@ SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.d
        st.reason, st.changed_at, st.claim_token, st.result_id, st.claimed_by, st.ask_first,
        EXISTS (SELECT 1 FROM tally.attempt a
                 WHERE a.tenant_id = s.tenant_id AND a.key = s.key AND a.provider = s.provider AND a.answer = 'done')
-           AS was_done
+           AS was_done,
+       EXISTS (SELECT 1 FROM tally.settlement_event e
+                WHERE e.tenant_id = s.tenant_id AND e.settlement = s.number
+                  AND e.what IN ('came_back', 'missing_there')) AS came_back
   FROM tally.settlement s
   JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number
  WHERE s.tenant_id = $1 AND s.id = $2

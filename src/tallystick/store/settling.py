@@ -204,7 +204,7 @@ async def record(connection: Connection, items: Sequence[Result], *, by: str) ->
     answered = [item.answered for item in items if item.answered is not None]
     if answered:
         await intents.record_answers(connection, answered)
-    await _note(connection, items, done, by)
+    await _note(connection, open_, [item for item, kept in zip(items, done, strict=True) if not kept], by)
     if open_:
         moves = [_moved(item.claimed, _MOVES[type(item.verdict)]) for item in open_ if type(item.verdict) in _MOVES]
         token = _token(open_)
@@ -230,10 +230,9 @@ async def count(connection: Connection, by: str, counts: Mapping[str, int]) -> N
     await connection.execute(_SQL["count"], slot, list(counts), list(counts.values()))
 
 
-async def is_here(database: Database) -> bool:
+async def is_here(connection: Connection) -> bool:
     """Whether this is the database, and the line of its history, that sending was last confirmed for."""
-    async with database.owning() as connection:
-        return bool(await connection.fetchval(_SQL["whereabouts"]))
+    return bool(await connection.fetchval(_SQL["whereabouts"]))
 
 
 async def add_events(connection: Connection, events: Sequence[tuple[int, int, str, str, bytes]]) -> None:
@@ -243,17 +242,19 @@ async def add_events(connection: Connection, events: Sequence[tuple[int, int, st
         await connection.execute(_SQL["add_events"], *columns)
 
 
-async def _note(connection: Connection, items: Sequence[Result], done: Sequence[bool], by: str) -> None:
+async def _note(connection: Connection, open_: Sequence[Result], late: Sequence[Result], by: str) -> None:
     events = []
-    for item, is_recorded in zip(items, done, strict=True):
+    for item in (*open_, *late):
         tenant, number = item.claimed.tenant.number, item.claimed.number
         events += [(tenant, number, e.what, by, msgspec.json.encode(e)) for e in item.evidence]
-        if not is_recorded and item.answered is not None:
-            late = Evidence(what="late_answer", found=type(item.answered.answer).__name__.lower())
-            events.append((tenant, number, late.what, by, msgspec.json.encode(late)))
-        elif is_recorded and isinstance(item.verdict, Disputed):
+    for item in open_:
+        if isinstance(item.verdict, Disputed):
             why = Evidence(what="disputed", found=item.verdict.reason)
-            events.append((tenant, number, why.what, by, msgspec.json.encode(why)))
+            events.append((item.claimed.tenant.number, item.claimed.number, why.what, by, msgspec.json.encode(why)))
+    for item in late:
+        if item.answered is not None:
+            seen = Evidence(what="late_answer", found=type(item.answered.answer).__name__.lower())
+            events.append((item.claimed.tenant.number, item.claimed.number, seen.what, by, msgspec.json.encode(seen)))
     await add_events(connection, events)
 
 
@@ -264,6 +265,8 @@ def _counts(items: Sequence[Result]) -> Counter[str]:
             counts[type(item.verdict).__name__.lower()] += 1
         if isinstance(item.verdict, Disputed) and item.verdict.is_double:
             counts["doubles"] += 1
+        if isinstance(item.verdict, Disputed) and item.verdict.reason == "key_collision":
+            counts["key_collisions"] += 1
         for evidence in item.evidence:
             counts[f"{evidence.what}.{evidence.found}"] += evidence.what == "looked_up"
     return +counts
@@ -272,11 +275,11 @@ def _counts(items: Sequence[Result]) -> Counter[str]:
 def _is_recorded(item: Result, row: asyncpg.Record) -> bool:
     match item.verdict:
         case Transferred(transfer_id):
-            return bool(row["status"] == "transferred" and row["transfer_id"] == transfer_id)
+            return bool(row["status"] == "transferred" and row["transfer_id"] == intents.storable(transfer_id))
         case Failed(reason):
-            return bool(row["status"] == "failed" and row["reason"] == reason)
+            return bool(row["status"] == "failed" and row["reason"] == intents.storable(reason))
         case Disputed():
-            return bool(row["status"] == "disputed" and row["reason"] == item.verdict.reason)
+            return bool(row["status"] == "disputed" and row["reason"] == intents.storable(item.verdict.reason))
         case Wait():
             return False
 
@@ -292,8 +295,9 @@ def _columns(items: Sequence[Result], ids: Mapping[str, pgproto.UUID]) -> tuple[
         status.append("processing" if isinstance(verdict, Wait) else type(verdict).__name__.lower())
         due.append(verdict.until if isinstance(verdict, Wait) else None)
         tries.append(verdict.tries if isinstance(verdict, Wait) else item.claimed.tries)
-        transfers.append(verdict.transfer_id if isinstance(verdict, Transferred | Disputed) else None)
-        reasons.append(verdict.reason if isinstance(verdict, Failed | Disputed) else None)
+        transfer = verdict.transfer_id if isinstance(verdict, Transferred | Disputed) else None
+        transfers.append(None if transfer is None else intents.storable(transfer))
+        reasons.append(intents.storable(verdict.reason) if isinstance(verdict, Failed | Disputed) else None)
     results: list[object] = [ids.get(item.claimed.name) for item in items]
     return status, due, tries, transfers, reasons, results, [item.ask_first for item in items]
 

@@ -40,4 +40,6 @@ FACTS: Final = Facts(
     concurrency=200,
     # 5: a transfer is made first and funded after.
     waits_for_us=True,
+    # 5: recipient, quote, transfer, funding.
+    requests_per_transfer=4,
 )

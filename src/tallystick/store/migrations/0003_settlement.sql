@@ -31,7 +31,7 @@ CREATE TABLE tally.settlement (
     -- What is sent: the part of net that the provider can write. The rest stays payable.
     amount_micros  bigint NOT NULL CHECK (amount_micros > 0 AND amount_micros <= net_micros),
     provider       text COLLATE "C" NOT NULL CHECK (octet_length(provider) BETWEEN 1 AND 40),
-    destination    text NOT NULL CHECK (octet_length(destination) BETWEEN 1 AND 500),
+    destination    text NOT NULL CHECK (octet_length(destination) BETWEEN 1 AND 4000),
     generation     integer NOT NULL DEFAULT 0 CHECK (generation >= 0),
     key            bytea NOT NULL CHECK (octet_length(key) = 32),
     created_at     timestamptz NOT NULL,
@@ -179,13 +179,13 @@ CREATE TRIGGER identity BEFORE UPDATE ON tally.intent FOR EACH ROW
 
 CREATE FUNCTION tally.intent_ended() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
-    -- What was done is a final failure only when the provider showed that it came back.
+    -- What was done is a final failure only when the provider's own books showed that it came back, or is not there.
     IF (EXISTS (SELECT 1 FROM tally.attempt a
                  WHERE a.tenant_id = new.tenant_id AND a.key = new.key AND a.provider = new.provider
                    AND a.answer = 'done')
         AND NOT EXISTS (SELECT 1 FROM tally.settlement_event e
                           JOIN tally.settlement s ON s.tenant_id = e.tenant_id AND s.number = e.settlement
-                         WHERE s.tenant_id = new.tenant_id AND s.id = new.subject AND e.what = 'came_back'))
+                         WHERE s.tenant_id = new.tenant_id AND s.id = new.subject AND e.what IN ('came_back', 'missing_there')))
        OR NOT EXISTS (SELECT 1 FROM tally.approval p
                        WHERE p.tenant_id = new.tenant_id AND p.subject = new.subject AND p.decision = 'approved')
     THEN

@@ -1,0 +1,337 @@
+"""What to do next about a payout: every row of the decision, and what must never be decided."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.core.provider import (
+    Absent,
+    Busy,
+    Done,
+    Facts,
+    Found,
+    Lookup,
+    Movement,
+    Refused,
+    Undecided,
+    Unknown,
+)
+from tallystick.core.settlement import (
+    BUDGET_EXHAUSTED,
+    NOTHING_SENT,
+    STATUSES,
+    Disputed,
+    Failed,
+    History,
+    LookUp,
+    Patience,
+    Send,
+    Transferred,
+    Wait,
+    after_answer,
+    after_first_look,
+    after_look,
+    after_movement,
+    fee_micros,
+    next_step,
+    settlement_id,
+    settlement_name,
+)
+from tallystick.providers.stripe.facts import FACTS as STRIPE
+from tallystick.providers.wise.facts import FACTS as WISE
+
+T0 = datetime(2026, 11, 16, tzinfo=UTC)
+PATIENCE = Patience(stuck_after=timedelta(minutes=5), budget=8)
+SENT = History(
+    first_sent_at=T0,
+    not_after=T0 + timedelta(seconds=10),
+    may_have_run=True,
+    is_silent=True,
+    account="test",
+)
+LATER = T0 + timedelta(minutes=10)
+PAST = T0 + STRIPE.key_horizon - STRIPE.key_margin
+
+
+def movement(state: Any = "moved", *, amount: int = 5_000_000, id_: str = "tr_1") -> Movement:
+    return Movement(
+        provider="stripe", purpose="transfer", id=id_, amount_micros=amount, currency="EUR", state=state, status=state
+    )
+
+
+def step(history: History, *, now: datetime = LATER, tries: int = 0, lookup: Lookup = Lookup.EXACT) -> Any:
+    return next_step(history, tries=tries, account="test", lookup=lookup, now=now, facts=STRIPE, patience=PATIENCE)
+
+
+def looked(
+    found: Any,
+    history: History = SENT,
+    *,
+    now: datetime = LATER,
+    tries: int = 0,
+    lookup: Lookup = Lookup.EXACT,
+    facts: Facts = STRIPE,
+) -> Any:
+    return after_look(
+        history,
+        found,
+        tries=tries,
+        amount_micros=5_000_000,
+        currency="EUR",
+        lookup=lookup,
+        now=now,
+        facts=facts,
+        patience=PATIENCE,
+    )
+
+
+def answered(answer: Any, history: History = NOTHING_SENT, *, tries: int = 0) -> Any:
+    return after_answer(history, answer, tries=tries, now=LATER, patience=PATIENCE)
+
+
+REFUSED = Refused(code="account_closed", message="closed")
+BUSY = Busy(code="rate_limit", message="429", after_seconds=7)
+UNKNOWN = Unknown(code="timeout", message="no answer")
+
+
+def changed(**fields: Any) -> History:
+    return msgspec.structs.replace(SENT, **fields)
+
+
+@pytest.mark.parametrize(
+    ("history", "options", "expected"),
+    [
+        (NOTHING_SENT, {}, Send(0)),
+        (NOTHING_SENT, {"tries": 8}, Failed(BUDGET_EXHAUSTED)),
+        (changed(may_have_run=False, is_silent=False), {"tries": 3}, Send(3)),
+        (changed(done_as="tr_9"), {"tries": 99}, Transferred("tr_9")),
+        (SENT, {"now": T0 + timedelta(seconds=5)}, Wait(T0 + timedelta(seconds=10), 0)),
+        (SENT, {}, LookUp()),
+        (SENT, {"now": PAST}, LookUp()),
+        (SENT, {"tries": 8}, LookUp()),
+        (SENT, {"lookup": Lookup.SCAN}, LookUp()),
+        (changed(account="live"), {}, Disputed("sent_with_another_account")),
+        (SENT, {"lookup": Lookup.NONE}, Send(1)),
+        (SENT, {"lookup": Lookup.NONE, "now": PAST}, Disputed("past_the_horizon")),
+        (SENT, {"lookup": Lookup.NONE, "tries": 7}, Disputed(BUDGET_EXHAUSTED)),
+    ],
+)
+def test_what_a_claim_that_is_taken_over_leads_to(history: History, options: dict[str, Any], expected: object) -> None:
+    assert step(history, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "expected"),
+    [
+        (Found(movements=(movement(),)), {}, Transferred("tr_1")),
+        (Found(movements=(movement(),)), {"now": PAST, "tries": 99}, Transferred("tr_1")),
+        (Found(movements=(movement("moving"),)), {}, Transferred("tr_1")),
+        (Found(movements=(movement("waiting"),)), {}, Transferred("tr_1")),
+        (Found(movements=(movement("failed"),)), {}, Failed("failed_at_the_provider")),
+        (Found(movements=(movement("returned"),)), {}, Disputed("returned", "tr_1")),
+        (Found(movements=(movement(amount=1),)), {}, Disputed("amount_differs", "tr_1")),
+        (Found(movements=(movement(), movement(id_="tr_2"))), {}, Disputed("moved_twice", is_double=True)),
+        (Absent(lookup=Lookup.EXACT), {}, Send(1)),
+        (Absent(lookup=Lookup.EXACT), {"tries": 7}, Disputed(BUDGET_EXHAUSTED)),
+        (
+            Absent(lookup=Lookup.EXACT),
+            {"now": T0 + timedelta(seconds=60)},
+            Wait(T0 + timedelta(seconds=10) + STRIPE.longest_in_flight, 0),
+        ),
+        (Absent(lookup=Lookup.EXACT), {"now": PAST}, Disputed("past_the_horizon")),
+        (
+            Absent(lookup=Lookup.EXACT),
+            {"history": changed(server_error=True)},
+            Wait(LATER + PATIENCE.stuck_after, 1),
+        ),
+        (
+            Absent(lookup=Lookup.EXACT),
+            {"history": changed(server_error=True), "tries": 7},
+            Disputed("server_error_then_absent"),
+        ),
+        (Absent(lookup=Lookup.SCAN), {"lookup": Lookup.SCAN, "now": T0 + timedelta(seconds=60)}, Send(1)),
+        (Absent(lookup=Lookup.SCAN), {"lookup": Lookup.SCAN, "now": PAST}, Disputed("past_the_horizon")),
+        (Undecided(code="x", message=""), {}, Wait(LATER + PATIENCE.stuck_after, 0)),
+        (Undecided(code="x", message=""), {"now": PAST}, Wait(PAST + PATIENCE.stuck_after, 0)),
+        (
+            Undecided(code="x", message=""),
+            {"now": T0 + STRIPE.key_horizon + PATIENCE.undecided_for},
+            Disputed("provider_cannot_be_asked"),
+        ),
+        (Found(movements=(movement("waiting"),)), {"facts": WISE}, Send(1)),
+        (
+            Found(movements=(movement("waiting"),)),
+            {"facts": WISE, "now": T0 + WISE.key_horizon},
+            Disputed("made_but_not_funded", "tr_1"),
+        ),
+    ],
+)
+def test_what_the_provider_s_books_make_of_an_unknown(found: Any, options: dict[str, Any], expected: object) -> None:
+    assert looked(found, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        (Done(movement=movement()), {}, Transferred("tr_1")),
+        (Done(movement=movement()), {"history": SENT}, Transferred("tr_1")),
+        (Done(movement=movement("failed")), {}, Failed("failed_at_the_provider")),
+        (Done(movement=movement("returned")), {}, Disputed("returned", "tr_1")),
+        (REFUSED, {}, Failed("account_closed")),
+        (REFUSED, {"history": SENT}, Wait(LATER + PATIENCE.stuck_after, 1)),
+        (msgspec.structs.replace(REFUSED, replayed=True), {"history": SENT}, Failed("account_closed")),
+        (BUSY, {}, Wait(LATER + timedelta(seconds=7), 1)),
+        (BUSY, {"tries": 7}, Failed(BUDGET_EXHAUSTED)),
+        (BUSY, {"tries": 5}, Wait(LATER + timedelta(seconds=128), 6)),
+        (BUSY, {"history": SENT, "tries": 7}, Wait(LATER + timedelta(seconds=256), 7)),
+        (msgspec.structs.replace(BUSY, code="breaker_open"), {"tries": 7}, Wait(LATER + timedelta(seconds=256), 7)),
+        (msgspec.structs.replace(BUSY, needs_person=True), {"tries": 7}, Wait(LATER + PATIENCE.stuck_after, 7)),
+        (UNKNOWN, {}, Wait(LATER + PATIENCE.stuck_after, 1)),
+        (UNKNOWN, {"tries": 99}, Wait(LATER + PATIENCE.stuck_after, 100)),
+    ],
+)
+def test_what_an_answer_means(answer: Any, options: dict[str, Any], expected: object) -> None:
+    assert answered(answer, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "lookup", "expected"),
+    [
+        (Found(movements=(movement(),)), Lookup.EXACT, Transferred("tr_1")),
+        (Absent(lookup=Lookup.EXACT), Lookup.EXACT, Send(0)),
+        (Absent(lookup=Lookup.SCAN), Lookup.SCAN, Disputed("may_have_been_sent_before_the_restore")),
+        (Undecided(code="x", message=""), Lookup.EXACT, Wait(LATER + PATIENCE.stuck_after, 0)),
+    ],
+)
+def test_what_a_lost_life_of_the_database_may_have_sent(found: Any, lookup: Lookup, expected: object) -> None:
+    after = after_first_look(
+        found,
+        amount_micros=5_000_000,
+        currency="EUR",
+        lookup=lookup,
+        now=LATER,
+        facts=STRIPE,
+        patience=PATIENCE,
+    )
+    assert after == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "options", "expected"),
+    [
+        ("transferred", "moved", {}, None),
+        ("transferred", "moving", {}, None),
+        ("transferred", "failed", {}, Disputed("failed_after_transferred", "tr_1")),
+        ("transferred", "returned", {}, Disputed("returned_after_transferred", "tr_1")),
+        ("transferred", "moved", {"id_": "tr_2"}, Disputed("moved_twice", is_double=True)),
+        ("transferred", "failed", {"id_": "tr_2"}, None),
+        ("transferred", "moved", {"amount": 1}, Disputed("amount_differs", "tr_1")),
+        ("failed", "moved", {}, Disputed("moved_after_failed", "tr_1")),
+        ("failed", "failed", {}, None),
+        ("pending", "moved", {}, Disputed("moved_before_it_was_sent", "tr_1")),
+        ("processing", "moved", {}, None),
+        ("processing", "moved", {"live": False}, Disputed("earlier_generation_moved", "tr_1")),
+        ("transferred", "moved", {"live": False}, Disputed("earlier_generation_moved", "tr_1", is_double=True)),
+        ("transferred", "returned", {"live": False}, None),
+        ("disputed", "moved", {}, None),
+    ],
+)
+def test_what_late_news_means(status: Any, state: Any, options: dict[str, Any], expected: object) -> None:
+    news = movement(state, amount=options.get("amount", 5_000_000), id_=options.get("id_", "tr_1"))
+    live = options.get("live", True)
+    after = after_movement(status, "tr_1", news, is_live_key=live, amount_micros=5_000_000, currency="EUR")
+    assert after == expected
+
+
+histories = st.builds(
+    History,
+    first_sent_at=st.just(T0),
+    not_after=st.integers(0, 100).map(lambda n: T0 + timedelta(seconds=n)),
+    may_have_run=st.just(True),
+    is_silent=st.booleans(),
+    server_error=st.booleans(),
+    account=st.sampled_from(["test", "live"]),
+)
+moments = st.integers(0, 3 * 86_400).map(lambda n: T0 + timedelta(seconds=n))
+lookups = st.sampled_from(list(Lookup))
+absences = st.one_of(lookups.map(lambda one: Absent(lookup=one)), st.just(Undecided(code="x", message="")))
+answers = st.sampled_from([REFUSED, BUSY, UNKNOWN, msgspec.structs.replace(BUSY, needs_person=True)])
+
+
+@given(histories, moments, lookups, st.integers(0, 20))
+def test_an_unanswered_payout_is_never_failed(history: History, now: datetime, lookup: Lookup, tries: int) -> None:
+    """Calling it failed would release money the provider may have paid."""
+    assert not isinstance(step(history, now=now, lookup=lookup, tries=tries), Failed)
+
+
+@given(histories, absences, moments, lookups, st.integers(0, 20))
+def test_absence_never_fails_a_payout(history: History, found: Any, now: datetime, lookup: Lookup, tries: int) -> None:
+    assert not isinstance(looked(found, history, now=now, lookup=lookup, tries=tries), Failed)
+
+
+@given(histories, answers, st.integers(0, 20))
+def test_no_later_answer_resolves_an_unknown(history: History, answer: Any, tries: int) -> None:
+    """A refusal, a 429 or another silence says nothing of what was sent before."""
+    assert isinstance(answered(answer, history, tries=tries), Wait)
+
+
+@given(histories, st.sampled_from([BUSY, msgspec.structs.replace(BUSY, needs_person=True)]), st.integers(0, 20))
+def test_a_busy_after_an_unknown_spends_nothing(history: History, busy: Busy, tries: int) -> None:
+    after = answered(busy, history, tries=tries)
+    assert isinstance(after, Wait)
+    assert after.tries == tries
+
+
+@given(histories, absences, moments, lookups, st.integers(0, 20))
+def test_nothing_is_sent_again_when_the_provider_may_have_forgotten(
+    history: History, found: Any, now: datetime, lookup: Lookup, tries: int
+) -> None:
+    again = [step(history, now=now, lookup=lookup, tries=tries), looked(found, history, now=now, lookup=lookup)]
+    if any(isinstance(one, Send) for one in again):
+        assert now < PAST
+
+
+@given(histories, moments, st.integers(0, 20))
+def test_an_exact_lookup_is_asked_before_anything_is_sent_again(history: History, now: datetime, tries: int) -> None:
+    """Also inside the horizon: it protects when the provider's own idempotency is broken."""
+    assert not isinstance(step(history, now=now, tries=tries), Send)
+
+
+@given(histories, moments)
+def test_absence_is_believed_only_when_nothing_can_be_on_its_way(history: History, now: datetime) -> None:
+    after = looked(Absent(lookup=Lookup.EXACT), history, now=now)
+    if isinstance(after, Send):
+        assert history.not_after is not None
+        assert now >= history.not_after + STRIPE.longest_in_flight
+        assert not history.server_error
+
+
+@given(st.sampled_from(STATUSES), st.sampled_from(["waiting", "moving", "moved", "failed", "returned"]), st.booleans())
+def test_news_never_leads_to_another_send(status: Any, state: Any, live: bool) -> None:  # noqa: FBT001
+    after = after_movement(status, "tr_1", movement(state), is_live_key=live, amount_micros=5_000_000, currency="EUR")
+    assert after is None or isinstance(after, Disputed)
+
+
+@given(st.integers(1, 2**63 - 1), st.integers(0, 1_000_000), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_a_fee_is_at_least_its_minimum_and_never_rounds_up(gross: int, ppm: int, fixed: int, minimum: int) -> None:
+    fee = fee_micros(gross, percent_ppm=ppm, fixed_micros=fixed, minimum_micros=minimum)
+    assert fee >= minimum
+    assert fee == minimum or (fee - fixed) * 1_000_000 <= gross * ppm < (fee - fixed + 1) * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "name", ["st_", "st_12", "xx_" + "0" * 32, "st_" + "G" * 32, "st_" + "A" * 32, "st_" + "-" * 32]
+)
+def test_only_one_spelling_is_an_id(name: str) -> None:
+    assert settlement_id(name) is None
+
+
+def test_an_id_is_read_as_it_is_written() -> None:
+    id_ = bytes(range(16))
+    found = settlement_id(settlement_name(id_))
+    assert found is not None
+    assert found.bytes == id_

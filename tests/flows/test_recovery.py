@@ -1,0 +1,223 @@
+"""A restored backup: what it shows as unsent may have been paid. Nothing is sent before the provider was asked."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from tallystick import app
+from tallystick.errors import RestoredDatabase
+from tallystick.flows.recovery import Recovered, recover
+from tallystick.providers.port import Provider
+from tallystick.providers.simulator.process import start
+from tallystick.settings import LIMITS
+from tests import servers
+from tests.ledgers import broken
+from tests.providers.worlds import WORLDS, Control
+from tests.settlements import A_DAY, A_WHILE, Shop, shop, superuser
+
+QUICK = msgspec.structs.replace
+
+
+@asynccontextmanager
+async def quick(control: Control, name: str = "simulator") -> AsyncIterator[Mapping[str, Provider]]:
+    """A provider of which nothing is in flight for long."""
+    if name == "simulator":
+        provider = app.simulator(control.url)
+    else:
+        provider = next(world for world in WORLDS if world.name == name).make(control.url, "", "")
+    provider.facts = QUICK(provider.facts, longest_in_flight=timedelta(0))
+    try:
+        yield {name: provider}
+    finally:
+        await provider.close()
+
+
+async def back_up(dsn: str, name: str) -> str:
+    """A copy of the database as it is now. Nobody may be connected to it."""
+    connection = await asyncpg.connect(superuser(dsn).replace(_database(dsn), "postgres"))
+    try:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", _database(dsn)
+        )
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {_database(dsn)} OWNER tally")
+    finally:
+        await connection.close()
+    return dsn.replace(_database(dsn), name)
+
+
+def _database(dsn: str) -> str:
+    return dsn.split("@/")[1].split("?", maxsplit=1)[0]
+
+
+async def recovered(till: Shop) -> Recovered:
+    # The leave of the lost life's senders is over, too.
+    limits = LIMITS.__class__(send_seconds=0.0)
+    return await recover(till.database, till.providers, till.settler, by="tests", limits=limits)
+
+
+@pytest.fixture
+def dsn(embedded18: servers.Server) -> str:
+    return embedded18.fresh_database()
+
+
+@pytest.fixture
+def punctual(tmp_path: Path) -> Iterator[Control]:
+    """A provider whose clock agrees with the database's: its list is asked for by time."""
+    running = start(tmp_path / "books.sqlite", log=tmp_path / "log")
+    yield Control(running.url)
+    running.stop()
+
+
+async def test_a_backup_taken_before_the_sends_pays_nobody_twice(dsn: str, control: Control) -> None:
+    async with quick(control) as providers:
+        async with shop(dsn, control, providers=providers) as before:
+            await before.create_many(20)
+            await before.tick(most=5)
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, control, providers=providers) as before:
+            await before.tick(most=10)
+        # The first five were paid before the backup, ten after it, five never.
+        async with shop(backup, control, providers=providers) as restored:
+            with pytest.raises(RestoredDatabase, match="tally recover"):
+                await restored.tick()
+            await restored.pass_time(A_DAY * 2)
+            found = await recovered(restored)
+            assert (found.marked, found.transferred, found.cleared, found.disputed) == (15, 10, 5, 0)
+            assert found.is_confirmed
+            assert len((await restored.halves()).open) == 5, "recovery itself sends nothing"
+            ticked = await restored.tick()
+            assert (ticked.sent, ticked.transferred) == (5, 5)
+            halves = await restored.halves()
+            assert halves.is_equal
+            assert halves.statuses == {"transferred": 20}
+            assert await broken(backup) == {}
+
+
+async def test_a_payout_in_flight_at_the_backup_is_asked_about(dsn: str, control: Control) -> None:
+    """Claimed and sent, its answer not yet recorded: the backup has the attempt, and the provider the money."""
+    async with quick(control) as providers:
+        async with shop(dsn, control, providers=providers) as before:
+            control.plan("stripe.transfer:execute_then_drop@1, stripe.transfer:drop_before@2")
+            await before.create_many(2)
+            await before.tick()
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(backup, control, providers=providers) as restored:
+            await restored.pass_time(A_WHILE)
+            found = await recovered(restored)
+            assert (found.marked, found.transferred, found.cleared) == (2, 1, 1)
+            assert (await restored.tick()).transferred == 1
+            assert (await restored.halves()).is_equal
+            assert await broken(backup) == {}
+
+
+async def test_while_the_provider_cannot_be_asked_nothing_is_sent(dsn: str, control: Control) -> None:
+    async with quick(control) as providers:
+        async with shop(dsn, control, providers=providers) as before:
+            await before.create_many(3)
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(backup, control, providers=providers) as restored:
+            control.plan("stripe.list:error_500_no_object@*, stripe.lookup:error_500_no_object@*")
+            found = await recovered(restored)
+            assert not found.is_confirmed
+            assert found.undecided == 3
+            with pytest.raises(RestoredDatabase):
+                await restored.tick()
+            control.call("DELETE", "faults")
+            await restored.pass_time(A_WHILE)
+            found = await recovered(restored)
+            assert found.is_confirmed
+            assert (await restored.tick()).transferred == 3
+
+
+async def test_where_absence_is_no_proof_a_person_decides(dsn: str, punctual: Control) -> None:
+    """Wise has no lookup by our reference: a list of a span of time does not prove that nothing was made."""
+    world = next(world for world in WORLDS if world.name == "wise")
+    fields = {"provider": "wise", "destination": world.destination, "currency": world.currency}
+    async with quick(punctual, "wise") as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("a", **fields)
+            await before.create("b", **fields)
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.tick(most=1)
+        async with shop(backup, punctual, providers=providers) as restored:
+            found = await recovered(restored)
+            assert (found.transferred, found.disputed, found.cleared) == (1, 1, 0)
+            assert found.is_confirmed
+            assert (await restored.tick()).sent == 0
+            assert (await restored.halves()).is_equal
+
+
+async def test_a_payout_that_was_lost_with_its_row_is_not_sent_again_when_it_is_created_again(
+    dsn: str, punctual: Control
+) -> None:
+    """Created and paid after the backup: the row is gone, the money too. The event that caused it comes again."""
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("early")
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("lost")
+            await before.tick()
+        async with shop(backup, punctual, providers=providers) as restored:
+            found = await recovered(restored)
+            assert (found.transferred, found.orphans, found.is_confirmed) == (1, 1, True)
+            # The provider's memory of the key is over.
+            await restored.pass_time(A_DAY * 2)
+            again = await restored.create("lost")
+            ticked = await restored.tick()
+            assert (ticked.sent, ticked.looked_up, ticked.transferred) == (0, 1, 1)
+            assert (await restored.read(again.id)).status == "transferred"
+            assert (await restored.halves()).is_equal
+            assert await broken(backup) == {}
+
+
+async def test_a_key_that_is_not_its_content_s_is_never_asked_with(dsn: str, control: Control) -> None:
+    """A key that was changed would look absent, and the payout be sent a second time."""
+    async with quick(control) as providers, shop(dsn, control, providers=providers) as till:
+        view = await till.create("a")
+        connection = await asyncpg.connect(superuser(dsn))
+        await connection.execute(
+            "SET session_replication_role = replica; UPDATE tally.settlement SET key = sha256('forged')"
+        )
+        await connection.close()
+        found = await recovered(till)
+        assert (found.keys_differ, found.disputed) == (1, 1)
+        assert (await till.read(view.id)).reason == "key_differs"
+        assert (await till.tick()).sent == 0
+
+
+async def test_it_waits_until_nothing_can_be_on_its_way(dsn: str, control: Control) -> None:
+    async with shop(dsn, control) as till:
+        await till.create("a")
+        found = await recover(till.database, till.providers, till.settler, by="tests", wait=False)
+        assert not found.is_confirmed
+        in_flight = till.providers["simulator"].facts.longest_in_flight.total_seconds()
+        assert in_flight < found.wait_seconds <= in_flight + LIMITS.send_seconds
+        assert found.looked_up == 0
+        await till.pass_time(A_WHILE)
+        found = await recover(till.database, till.providers, till.settler, by="tests", wait=False)
+        assert (found.cleared, found.is_confirmed) == (1, True)
+        assert (await till.tick()).transferred == 1
+
+
+async def test_payouts_of_a_provider_that_is_away_are_asked_about_when_it_returns(dsn: str, control: Control) -> None:
+    async with quick(control) as providers:
+        async with shop(dsn, control, providers=providers) as before:
+            view = await before.create("a")
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, control, providers=providers) as before:
+            await before.tick()
+        async with shop(backup, control, providers={}) as restored:
+            found = await recovered(restored)
+            assert (found.is_confirmed, dict(found.elsewhere)) == (True, {"simulator": 1})
+        async with shop(backup, control, providers=providers) as restored:
+            await restored.pass_time(A_DAY * 2)
+            ticked = await restored.tick()
+            assert (ticked.sent, ticked.transferred) == (0, 1)
+            assert (await restored.read(view.id)).status == "transferred"
