@@ -20,9 +20,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app": {"core", "engine", "errors", "flows", "providers", "settings", "store"},
     "library": {"app", "core", "engine", "errors", "settings", "store"},
     "sync": {"library", "core", "errors", "store"},
+    "workers": {"app", "core", "errors", "flows", "settings"},
+    "serverless": {"app", "errors", "providers", "settings"},
     "web": {"app", "core", "engine", "errors", "flows", "settings", "store"},
-    "bench": {"app", "core", "engine", "errors", "flows", "providers", "settings", "store", "web"},
-    "cli": {"app", "bench", "core", "errors", "providers", "settings", "store", "web"},
+    "bench": {"app", "core", "engine", "errors", "flows", "providers", "queries", "settings", "store", "web"},
+    "probes": {"app", "core", "errors", "flows", "providers", "queries", "settings", "store", "web"},
+    "cli": {"app", "bench", "core", "errors", "flows", "probes", "providers", "settings", "store", "web", "workers"},
     "__init__": {"core", "errors", "library", "store"},
 }
 # A pure core has no business with these.

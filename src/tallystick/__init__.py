@@ -37,6 +37,8 @@ from tallystick.errors import (
     Unreachable,
 )
 from tallystick.library import Tally, open  # noqa: A004 - read as tallystick.open()
+from tallystick.store.settlement import Made as SettlementMade
+from tallystick.store.settlement import SettlementView
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,8 @@ __all__ = [
     "Rejected",
     "Release",
     "SchemaMismatch",
+    "SettlementMade",
+    "SettlementView",
     "Tally",
     "TallystickError",
     "TopUp",

@@ -12,21 +12,26 @@ from tallystick import app
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.outcome import Outcome, Rejected
+from tallystick.core.settlement_ledger import SettlementCreated
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import CallerTransaction, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
-from tallystick.store import caller
+from tallystick.settings import Settings
+from tallystick.store import account, caller, settlement, tenant
 from tallystick.store.account import AccountView, EntryView, Put
+from tallystick.store.mysql.address import is_address as is_mysql
+from tallystick.store.settlement import Made, SettlementView
 
 
 class Tally:
     """A tenant's ledger. Made by `tallystick.open()`; safe to share between tasks of one event loop."""
 
-    def __init__(self, ledger: app.Ledger, tenant: Tenant) -> None:
-        """Use `tallystick.open()`."""
+    def __init__(self, ledger: app.Ledger, tenant: Tenant, service: app.Service | None = None) -> None:
+        """Use `tallystick.open()`. There is no service on MariaDB and MySQL: they hold the ledger alone."""
         self._database = ledger.database
         self._engine = ledger.engine
         self._accounts = ledger.accounts
         self._tenant = tenant
+        self._service = service
 
     async def submit(
         self,
@@ -96,6 +101,47 @@ class Tally:
         """Entries with their running balance, newest first; `before` an entry's number continues a page."""
         return await self._accounts.list_entries(self._database, self._tenant, account_id, before=before, most=most)
 
+    async def create_settlement(
+        self,
+        *,
+        attribution_id: str,
+        squad_id: str,
+        gross_micros: int,
+        currency: str,
+        destination: str,
+        provider: str | None = None,
+        idempotency_key: str,
+    ) -> Made | Rejected:
+        """Promise a payout, once; `tally settle` or a worker of `tally work` then pays it.
+
+        The same attribution and squad are the same payout: under another key it is returned as it stands (`is_new`
+        is False), and with another amount or destination it is refused. The fee is the tenant's policy's. Without
+        `provider` it is that of TALLY_PROVIDER.
+
+        Raises like `submit`, and Misconfigured on MariaDB and MySQL.
+        """
+        service = self._needed_service()
+        wish = SettlementCreated(
+            attribution_id=attribution_id,
+            squad_id=squad_id,
+            gross_micros=gross_micros,
+            currency=currency,
+            destination=destination,
+            provider=service.settings.provider if provider is None else provider,
+        )
+        return await service.settlements.create(self._tenant, wish, idempotency_key)
+
+    async def settlement(self, settlement_id: str) -> SettlementView | Rejected:
+        """A settlement as it stands, by the id that creating it returned."""
+        return await settlement.read(self._needed_service().database, self._tenant, settlement_id)
+
+    def _needed_service(self) -> app.Service:
+        if self._service is None:
+            raise Misconfigured(
+                "Settlements need PostgreSQL, and TALLY_DATABASE_URL is a MySQL address. Nothing was created."
+            )
+        return self._service
+
 
 @asynccontextmanager
 async def open(  # noqa: A001 - read as tallystick.open()
@@ -111,9 +157,19 @@ async def open(  # noqa: A001 - read as tallystick.open()
     brought up to date; leaving the block answers what is queued and closes everything.
     """
     settings = app.settings_with(database_url=database_url, home=home)
-    async with app.ledger(settings, kinds=kinds) as ledger:
+    async with _opened(settings, kinds) as (ledger, service):
         found = await ledger.find_tenant(ledger.database, tenant)
         if found is None:
             message = f"There is no tenant {tenant!r}. Make it with `tally keys create --tenant {tenant}`."
             raise Misconfigured(message)
-        yield Tally(ledger, found)
+        yield Tally(ledger, found, service)
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, kinds: Iterable[Kind]) -> AsyncIterator[tuple[app.Ledger, app.Service | None]]:
+    if settings.database_url is not None and is_mysql(settings.database_url):
+        async with app.ledger(settings, kinds=kinds) as ledger:
+            yield ledger, None
+        return
+    async with app.running(settings, kinds=kinds) as service:
+        yield app.Ledger(service.database, service.engine, account, tenant.find_tenant), service

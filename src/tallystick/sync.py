@@ -20,6 +20,7 @@ from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import TallystickError
 from tallystick.store.account import AccountView, EntryView
+from tallystick.store.settlement import Made, SettlementView
 
 T = TypeVar("T")
 
@@ -89,6 +90,34 @@ class Tally:
     def entries(self, account_id: str, *, before: int | None = None, most: int = 100) -> Sequence[EntryView] | Rejected:
         """See `tallystick.Tally.entries`."""
         return self._wait(self._tally.entries(account_id, before=before, most=most))
+
+    def create_settlement(
+        self,
+        *,
+        attribution_id: str,
+        squad_id: str,
+        gross_micros: int,
+        currency: str,
+        destination: str,
+        provider: str | None = None,
+        idempotency_key: str,
+    ) -> Made | Rejected:
+        """See `tallystick.Tally.create_settlement`."""
+        return self._wait(
+            self._tally.create_settlement(
+                attribution_id=attribution_id,
+                squad_id=squad_id,
+                gross_micros=gross_micros,
+                currency=currency,
+                destination=destination,
+                provider=provider,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def settlement(self, settlement_id: str) -> SettlementView | Rejected:
+        """See `tallystick.Tally.settlement`."""
+        return self._wait(self._tally.settlement(settlement_id))
 
 
 @contextmanager

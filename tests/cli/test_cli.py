@@ -194,3 +194,23 @@ def test_every_bench_runs_and_reports(dsn: str, name: str) -> None:
     result = json.loads(shown.stdout)
     assert {"bench", "value", "unit", "baseline", "ratio"} <= result.keys()
     assert result["value"] > 0
+
+
+def test_the_settlement_bench_pays_over_both_providers_and_times_its_claim(dsn: str) -> None:
+    """The bench itself stops where a row is not paid once, or where the books do not verify."""
+    sizes = ("--seconds", "0.5", "--runs", "1", "--rows", "2000", "--finished", "2000")
+    shown = tally("bench", "settlement", "--json", *sizes, dsn=dsn)
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    details = result["details"]
+    assert (
+        min(result["value"], result["baseline"], details["http_settlements_per_second"], details["http_baseline"]) > 0
+    )
+    assert details["statements_per_settlement"] < 0.2
+    assert details["baseline_statements_per_settlement"] > 10
+    assert details["memory_rows"] == 2000
+    assert len(details["memory_at_each_tenth_mb"]) > 0
+    assert 0 < details["memory_start_mb"] <= details["memory_peak_mb"] < 200
+    for beside in ("alone", "beside_finished", "beside_pending"):
+        assert details[f"claim_{beside}_ms"] > 0
+        assert "settlement_pending" in details[f"claim_{beside}_plan"]

@@ -234,9 +234,16 @@ def test_what_a_lost_life_of_the_database_may_have_sent(found: Any, lookup: Look
         ("failed", "failed", {}, None),
         ("pending", "moved", {}, Disputed("moved_before_it_was_sent", "tr_1")),
         ("processing", "moved", {}, None),
-        ("processing", "moved", {"live": False}, Disputed("earlier_generation_moved", "tr_1")),
-        ("transferred", "moved", {"live": False}, Disputed("earlier_generation_moved", "tr_1", is_double=True)),
-        ("transferred", "returned", {"live": False}, None),
+        ("processing", "moved", {"live": False, "id_": "tr_0"}, Disputed("earlier_generation_moved", "tr_0")),
+        (
+            "transferred",
+            "moved",
+            {"live": False, "id_": "tr_0"},
+            Disputed("earlier_generation_moved", "tr_0", is_double=True),
+        ),
+        ("transferred", "returned", {"live": False, "id_": "tr_0"}, None),
+        ("transferred", "moved", {"live": False}, None),  # a person confirmed that very movement
+        ("transferred", "returned", {"live": False}, Disputed("returned_after_transferred", "tr_1")),
         ("disputed", "moved", {}, None),
     ],
 )

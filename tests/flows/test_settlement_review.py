@@ -282,3 +282,15 @@ async def test_a_retry_keeps_the_key_and_asks_first(till: Shop) -> None:
     ticked = await till.tick()
     assert (ticked.looked_up, ticked.sent, ticked.disputed) == (1, 0, 1)
     assert (await till.read(view.id)).status == "transferred"
+
+
+async def test_one_transfer_cannot_be_confirmed_for_two_settlements(till: Shop) -> None:
+    """A person who copies the wrong line of a dashboard would close a debt that was never paid."""
+    first = await paid(till, "a")
+    second = await failed(till, "b")
+    await dispute(till, second)
+    refused = await resolve(till, second, "confirm", "r", transfer_id=first.transfer_id)
+    assert isinstance(refused, Rejected)
+    assert refused.code == "transfer_id_taken"
+    assert first.id not in str(refused)
+    assert (await till.read(second.id)).status == "disputed"

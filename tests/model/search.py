@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
+S_co = TypeVar("S_co", covariant=True)
 
 
-class Step(Protocol[S]):
+class Step(Protocol[S_co]):
     """One thing that can happen."""
 
     @property
@@ -19,7 +20,7 @@ class Step(Protocol[S]):
     @property
     def label(self) -> str: ...
     @property
-    def state(self) -> S: ...
+    def state(self) -> S_co: ...
 
 
 @dataclass(frozen=True, slots=True)

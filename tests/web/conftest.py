@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import httpx2
 import pytest
@@ -14,6 +15,33 @@ _numbers = itertools.count(1)
 def site(embedded18: servers.Server) -> Iterator[sites.Site]:
     with sites.running(embedded18.fresh_database()) as running:
         yield running
+
+
+@dataclass(frozen=True)
+class Payouts:
+    """A site whose settlements a test's own worker pays (`tests.settlements.shop` on the same database)."""
+
+    site: sites.Site
+    dsn: str
+
+
+@pytest.fixture(scope="session")
+def payouts(embedded18: servers.Server) -> Iterator[Payouts]:
+    dsn = embedded18.fresh_database()
+    with sites.running(dsn) as running:
+        yield Payouts(running, dsn)
+
+
+@pytest.fixture
+def payer(payouts: Payouts) -> Iterator[httpx2.Client]:
+    with payouts.site.client() as client:
+        yield client
+
+
+@pytest.fixture
+def squad() -> str:
+    """A squad that no other test pays."""
+    return f"squad-{next(_numbers)}"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
@@ -37,12 +37,24 @@ CALLS = (
     "read_account",
     "list_accounts",
     "list_entries",
+    "create_settlement",
+    "create_settlements",
+    "list_settlements",
+    "read_settlement",
+    "dispute_settlement",
+    "resolve_settlement",
+    "list_approvals",
+    "read_approval",
+    "decide_approval",
+    "list_settlement_policies",
+    "put_settlement_policy",
     "live",
     "ready",
     "metrics",
     "openapi",
     "docs",
 )
+BATCHES = ("submit_batch", "create_settlements")
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +94,13 @@ def test_a_call_keeps_to_its_document(site: sites.Site, calls: dict[str, Any], n
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def keeps(case: schemathesis.Case[Any]) -> None:
+        # An empty list leaves no trace in a query: what was meant to be wrong would be sent as a good request.
+        assume([] not in (case.query or {}).values())
         case.call_and_validate(
             base_url=f"http://127.0.0.1:{site.port}",
             headers={"Authorization": f"Bearer {site.keys['default', 'admin']}"},
-            # A batch answers 200 and tells of each operation that is wrong.
-            checks=[*CHECKS, *([] if name == "submit_batch" else [negative_data_rejection])],
+            # A batch answers 200 and tells of each item that is wrong.
+            checks=[*CHECKS, *([] if name in BATCHES else [negative_data_rejection])],
         )
 
     keeps()

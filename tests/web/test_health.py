@@ -98,13 +98,31 @@ def test_a_database_that_is_away_is_told_and_comes_back(impatient: sites.Site, s
             assert (unready.status_code, unready.json()["failed"]) == (503, ["database"])
             operation = _at_once(impatient, 1)[0]
             read = client.get("/v1/accounts")
+            settlements = _settlements(client)
+            metrics = client.get("/metrics")
         finally:
             server.start()
-        for answer in (operation, read):
+        assert (metrics.status_code, "tally_settlement_figures_current 0.0" in metrics.text) == (200, True)
+        for answer in (operation, read, *settlements):
             assert (answer.status_code, answer.json()["code"]) == (503, "database_unreachable")
             assert "retry-after" in answer.headers
         assert client.get("/readyz").status_code == 200
         assert _at_once(impatient, 1)[0].status_code == 201
+
+
+def _settlements(client: httpx2.Client) -> list[httpx2.Response]:
+    """Every sort of call about settlements: created, read, decided, and the fee."""
+    wish = {"attribution_id": "a", "squad_id": "s", "gross_micros": 10_000, "currency": "EUR", "destination": "acct_1"}
+    headers = {"idempotency-key": "away"}
+    why = {"reason": "r", "evidence": "e"}
+    return [
+        client.post("/v1/settlements", json=wish, headers=headers),
+        client.get("/v1/settlements"),
+        client.get(f"/v1/settlements/st_{'0' * 32}"),
+        client.post(f"/v1/settlements/st_{'0' * 32}/dispute", json=why, headers=headers),
+        client.get("/v1/approvals"),
+        client.put("/v1/settlement-policies/EUR", json={}),
+    ]
 
 
 def _at_once(site: sites.Site, count: int) -> list[httpx2.Response]:

@@ -30,6 +30,13 @@ COMPUTED = {
     "idempotency_key_missing",
     "idempotency_key_invalid",
     "idempotency_key_too_long",
+    "attribution_invalid",
+    "squad_invalid",
+    "destination_invalid",
+    "reason_invalid",
+    "evidence_invalid",
+    # A provider's own word, told as it is.
+    "cannot_push_money",
 }
 
 

@@ -103,7 +103,8 @@ class Instant:
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:  # noqa: ARG002
         """None."""
-        for movement in ():
+        nothing: tuple[Movement, ...] = ()
+        for movement in nothing:
             yield movement
 
     async def events(self, *, cursor: str | None, now: datetime) -> EventPage:  # noqa: ARG002 - as the port has it

@@ -14,11 +14,25 @@ from tallystick.cli.config import config
 from tallystick.cli.explain import explain
 from tallystick.cli.keys import keys
 from tallystick.cli.migrate import migrate
+from tallystick.cli.policy import policy
+from tallystick.cli.probe import probe
 from tallystick.cli.providers import providers
+from tallystick.cli.reconcile import reconcile
+from tallystick.cli.recover import recover
 from tallystick.cli.serve import serve, up
+from tallystick.cli.settle import Interrupted, settle
 from tallystick.cli.simulator import simulator
 from tallystick.cli.verify import verify
-from tallystick.errors import Misconfigured, NoSimulator, SchemaMismatch, TallystickError, Unreachable
+from tallystick.cli.work import work
+from tallystick.errors import (
+    Misconfigured,
+    NoSimulator,
+    OutcomeUnknown,
+    ProviderUnreachable,
+    SchemaMismatch,
+    TallystickError,
+    Unreachable,
+)
 from tallystick.store.embedded import EmbeddedFailed
 
 BAD_NEWS, WRONG_USAGE, OUT_OF_REACH = 1, 2, 3
@@ -34,7 +48,24 @@ def tally() -> None:
     """
 
 
-for command in (up, serve, migrate, config, keys, verify, explain, providers, simulator, bench):
+for command in (
+    up,
+    serve,
+    work,
+    settle,
+    recover,
+    reconcile,
+    policy,
+    migrate,
+    config,
+    keys,
+    verify,
+    explain,
+    providers,
+    simulator,
+    probe,
+    bench,
+):
     tally.add_command(command)
 
 
@@ -51,7 +82,7 @@ def main() -> None:
     except (Misconfigured, SchemaMismatch) as error:
         _say(error)
         sys.exit(WRONG_USAGE)
-    except (Unreachable, EmbeddedFailed, NoSimulator) as error:
+    except (Unreachable, OutcomeUnknown, ProviderUnreachable, Interrupted, EmbeddedFailed, NoSimulator) as error:
         _say(error)
         sys.exit(OUT_OF_REACH)
     except TallystickError as error:

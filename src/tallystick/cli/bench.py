@@ -2,6 +2,7 @@
 
 import gc
 import json
+import textwrap
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from tallystick.bench.idle import idle
 from tallystick.bench.ledger import ledger
 from tallystick.bench.providers import providers
 from tallystick.bench.result import Result
+from tallystick.bench.settlement import settlement
 from tallystick.cli.running import run
 from tallystick.settings import Settings
 
@@ -29,8 +31,12 @@ class Size:
     seconds: float
     runs: int
     seed: int
-    rows: int
+    # None: the bench's own number, or not measured.
+    rows: int | None
+    finished: int
 
+
+_GROWN_ROWS = 200_000
 
 Bench = Callable[[Settings, Size], Coroutine[Any, Any, Result]]
 
@@ -41,7 +47,16 @@ BENCHES: dict[str, Bench] = {
     "http": lambda on, size: http(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "batch": lambda on, size: batch(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "providers": lambda _on, size: providers(seconds=size.seconds, runs=size.runs),
-    "growth": lambda on, size: growth(on, seconds=size.seconds, runs=size.runs, seed=size.seed, operations=size.rows),
+    "growth": lambda on, size: growth(
+        on,
+        seconds=size.seconds,
+        runs=size.runs,
+        seed=size.seed,
+        operations=_GROWN_ROWS if size.rows is None else size.rows,
+    ),
+    "settlement": lambda on, size: settlement(
+        on, seconds=size.seconds, runs=size.runs, seed=size.seed, rows=size.rows or 0, finished=size.finished
+    ),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -54,7 +69,17 @@ _COLLECT_EVERY = 50_000
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.5, 600), help="Length of a run.")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1, 50), help="The median of them counts.")
 @click.option("--seed", default=1, show_default=True, help="Chooses the load; the same seed gives the same one.")
-@click.option("--rows", default=200_000, show_default=True, help="With `growth`: operations already present.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    help="With `growth`: operations already present (200,000). With `settlement`: pending rows to pay at flat memory.",
+)
+@click.option(
+    "--finished",
+    default=0,
+    type=click.IntRange(min=0),
+    help="With `settlement`: finished rows beside which the claim is timed, and its plan shown.",
+)
 @click.option("--json", "as_json", is_flag=True, help='{"bench","value","unit","baseline","ratio",...}')
 def bench(name: str, *, hot: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them
     """Measure NAME beside its baseline, in the same run, with durable commits; then verify the ledger.
@@ -86,3 +111,15 @@ def bench(name: str, *, hot: bool, as_json: bool, **size: Any) -> None:  # noqa:
             f"{result.bench:<13} {result.value:>10,.10g} {result.unit:<24} "
             f"{result.ratio:>6.2f}x of {result.baseline:,.10g} ({result.baseline_is})"
         )
+        if name != "all":
+            _show_details(result)
+
+
+def _show_details(result: Result) -> None:
+    for name, value in result.details.items():
+        if isinstance(value, str) and "\n" in value:
+            click.echo(f"  {name}:")
+            click.echo(textwrap.indent(value, "    "))
+        else:
+            shown = value if isinstance(value, str | list) else f"{value:,.10g}"
+            click.echo(f"  {name:<36} {shown}")

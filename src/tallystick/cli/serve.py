@@ -1,4 +1,8 @@
-"""`tally up` and `tally serve`: the service in one process."""
+"""`tally up` and `tally serve`: the service in one process.
+
+`tally up` runs the workers in the same process, not as a child: one Ctrl-C ends all of it, and rate limits and breakers
+of a provider are one process's. A child would have its own, and the two together would call at twice the rate.
+"""
 
 import asyncio
 import gc
@@ -19,6 +23,7 @@ from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
 from tallystick.web.server import serve as listen
+from tallystick.workers.crew import crew, working
 
 # Under load most objects live for one batch; collecting every 700 of them costs a tenth of the throughput.
 _COLLECT_EVERY = 50_000
@@ -28,16 +33,20 @@ _RESTART_SECONDS = 1.0
 
 @click.command()
 def serve() -> None:
-    """Run the HTTP API alone, until Ctrl-C. Queued operations are answered before it ends."""
+    """Run the HTTP API alone, until Ctrl-C. Queued operations are answered before it ends.
+
+    Payouts are made by `tally work`, or by `tally settle` from cron.
+    """
     run(_serve(configuration.load(), bootstrap=False))
 
 
 @click.command()
 def up() -> None:
-    """Start everything: database, migrations, provider simulator and API, until Ctrl-C.
+    """Start everything: database, migrations, provider simulator, API and workers, until Ctrl-C.
 
     Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME; without another
-    TALLY_PROVIDER a simulator stands in for one. Prints the addresses and an API key for development.
+    TALLY_PROVIDER a simulator stands in for one. Prints the addresses and an API key for development. On Ctrl-C the
+    workers finish what they hold; killed, they lose nothing.
     """
     run(_up(configuration.load()))
 
@@ -110,11 +119,15 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
                 click.echo(
                     f"Simulator  {simulator_url}  (stands in for the provider; its page shows its books)", err=True
                 )
+            for worker in workers:
+                click.echo(f"Worker     {worker.name}", err=True)
             if bootstrap:
                 click.echo(f"API key    {key}  (tenant default, role admin, for development)", err=True)
                 click.echo("Ctrl-C stops everything; the data stays.", err=True)
 
-        await listen(build(service), settings.host, settings.port, on_listening=listening)
+        workers = crew(service) if bootstrap else []
+        async with working(workers):
+            await listen(build(service), settings.host, settings.port, on_listening=listening)
 
 
 def _development_key(home: Path) -> str:

@@ -137,6 +137,8 @@ _FIRST_FIELDS = {
     Refund: frozenset({"key", "payment_id", "amount_micros", "currency", "reason"}),
     Transfer: frozenset({"key", "destination", "amount_micros", "currency", "description"}),
 }
+# Asked for once: each time it is most of what encoding costs.
+_FIELDS = {kind: msgspec.structs.fields(kind) for kind in _TAGS}
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -145,7 +147,7 @@ def encode_instruction(instruction: Instruction) -> bytes:
     kind = type(instruction)
     fields = {
         field.name: value
-        for field in msgspec.structs.fields(instruction)
+        for field in _FIELDS[kind]
         for value in [getattr(instruction, field.name)]
         if field.name in _FIRST_FIELDS[kind] or value != field.default
     }

@@ -41,7 +41,7 @@ STATUSES: Final[tuple[Status, ...]] = ("pending", "processing", "transferred", "
 
 BUDGET_EXHAUSTED: Final = "retry_budget_exhausted"
 # Nothing reached the provider: our own breaker, gate or clock, or no connection. An outage is not a try.
-_NOT_TRIES: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
+NEVER_WRITTEN: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
 # After a Busy, doubled with each try.
 _FIRST_PAUSE: Final = timedelta(seconds=2)
 _LONGEST_PAUSE: Final = timedelta(hours=1)
@@ -205,7 +205,7 @@ def after_answer(history: History, answer: Answer, *, tries: int, now: datetime,
                 return Wait(now + patience.stuck_after, tries + 1)
             return Failed(answer.code)
         case Busy():
-            spent = tries if history.may_have_run or answer.needs_person or answer.code in _NOT_TRIES else tries + 1
+            spent = tries if history.may_have_run or answer.needs_person or answer.code in NEVER_WRITTEN else tries + 1
             if spent >= patience.budget and not history.may_have_run:
                 return Failed(BUDGET_EXHAUSTED)
             return Wait(now + _pause(answer, spent, patience), spent)
@@ -225,12 +225,13 @@ def after_movement(
     """What news from the provider's books (a webhook, a list) means for a row. None: nothing new.
 
     Only news that contradicts what we believe changes a row, and never towards a state in which the money could be
-    sent again. `is_live_key` False: it moved under the key of an earlier generation, which was believed to have failed.
+    sent again. `is_live_key` False: it moved under the key of an earlier generation, which was believed to have failed
+    (unless a person confirmed that very movement).
     """
     has_moved = movement.state in ("waiting", "moving", "moved")
     if status == "disputed":
         return None
-    if not is_live_key:
+    if not is_live_key and movement.id != transfer_id:
         return (
             Disputed("earlier_generation_moved", movement.id, is_double=status == "transferred") if has_moved else None
         )

@@ -36,7 +36,9 @@ class Settlements:
     def __init__(self, database: Database, providers: Mapping[str, Provider], *, limits: Limits = LIMITS) -> None:
         """The providers stay the caller's to close."""
         self._providers = providers
-        self._group: GroupCommit[Wish, Made | Rejected] = GroupCommit(CreateWork(database), limits=limits)
+        self._group: GroupCommit[Wish, Made | Rejected] = GroupCommit(
+            CreateWork(database), footprint=_clearing_of, limits=limits
+        )
 
     async def __aenter__(self) -> Self:
         """Start the lanes."""
@@ -101,3 +103,8 @@ class Settlements:
                 "Correct the destination, the currency or the amount. Nothing was created.",
             )
         return Wish(tenant=tenant, key=key, operation=wish, step_micros=step, key_form=provider.facts.key_form)
+
+
+def _clearing_of(wish: Wish) -> tuple[tuple[int, str], ...]:
+    """Settlements of one tenant and currency are paid from one account, and would wait for each other."""
+    return ((wish.tenant.number, wish.operation.currency),)

@@ -97,7 +97,11 @@ def _fault(decision: Decision, key: str) -> Rejected | None:
             f"{decision.subject} would be decided without a reason.",
             "Say why, for whoever reads it in a year.",
         )
-    for name, text in (("reason", decision.reason), ("evidence", decision.evidence)):
+    for name, text in (
+        ("reason", decision.reason),
+        ("evidence", decision.evidence),
+        ("transfer_id", decision.transfer_id or ""),
+    ):
         if len(text) > _MOST_WORDS or "\0" in text or not _is_text(text):
             return Rejected(
                 f"{name}_invalid", f"The {name} is not text that can be kept.", f"Send up to {_MOST_WORDS} characters."

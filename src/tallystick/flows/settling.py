@@ -31,8 +31,9 @@ from tallystick.core.intent import (
     StillSending,
     Withheld,
 )
-from tallystick.core.provider import Absent, Answer, Done, Found, Looked, Lookup, Sending, Undecided
+from tallystick.core.provider import Absent, Answer, Busy, Done, Found, Looked, Lookup, Sending, Undecided
 from tallystick.core.settlement import (
+    NEVER_WRITTEN,
     NOTHING_SENT,
     Disputed,
     Failed,
@@ -263,7 +264,7 @@ class _Run:
         )
         answer: Answer = await sending.call(self._adapter(row.provider), row.instruction, leave)
         self._settler._sender.heard(row.provider, answer)  # noqa: SLF001
-        self._counts["sent"] += 1
+        self._counts["sent"] += not (isinstance(answer, Busy) and answer.code in NEVER_WRITTEN)
         verdict = after_answer(
             history, answer, tries=tries, now=self._now(row, chunk.heard), patience=self._patience(row.provider)
         )

@@ -1,8 +1,9 @@
-"""Explain: everything known of a key, a transaction, an account or a provider key, in the order it happened."""
+"""Explain: everything known of a key or an id, in the order it happened.
+
+A key of a caller's, a transaction, an account, a provider key, a settlement or a provider's transfer id.
+"""
 
 import re
-from collections.abc import Iterator
-from datetime import datetime
 
 import msgspec
 from asyncpg.pgproto.pgproto import UUID
@@ -13,9 +14,12 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
-from tallystick.core.provider import Exchange
 from tallystick.store import account, intent
 from tallystick.store.database import Database
+from tallystick.store.explain_settlement import explain_settlements
+from tallystick.store.explanation import Explanation, Step, attempt_steps
+
+__all__ = ["Explanation", "Step", "explain"]
 
 _SQL = queries.load(__package__, "explain.sql")
 
@@ -24,28 +28,13 @@ _ENTRIES_SHOWN = 20
 _PROVIDER_KEY = re.compile("[0-9a-f]{64}")
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One thing that happened."""
-
-    at: datetime
-    what: str
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """What was found under a name, and its timeline."""
-
-    what: str
-    id: str
-    summary: str
-    timeline: tuple[Step, ...]
-
-
 async def explain(database: Database, tenant: Tenant, name: str) -> list[Explanation]:
     """Everything this tenant has under that key or id; empty: nothing."""
     found = [
         await _operation(database, tenant, transaction_id(name)),
         await _operation(database, tenant, operation_id(tenant.name, name)) if name.isascii() else None,
         await _account(database, tenant, name),
+        *await explain_settlements(database, tenant, name),
         *await _intents(database, tenant, name),
     ]
     return [explanation for explanation in found if explanation is not None]
@@ -94,7 +83,7 @@ async def _intents(database: Database, tenant: Tenant, name: str) -> list[Explan
     if not _PROVIDER_KEY.fullmatch(name):
         return []
     return [
-        Explanation("intent", name, _asked(found), tuple(_attempts(found)))
+        Explanation("intent", name, _asked(found), tuple(attempt_steps(found)))
         for found in await intent.read(database, tenant, bytes.fromhex(name))
     ]
 
@@ -105,22 +94,6 @@ def _asked(found: intent.IntentView) -> str:
     state = "no attempt" if last is None else f"last answer {last.answer or 'none: nobody knows yet'}"
     amount = format_amount(asked["amount_micros"], asked["currency"])
     return f"{found.purpose} of {amount} at {found.provider} ({found.account}), {len(found.attempts)} attempts, {state}"
-
-
-def _attempts(found: intent.IntentView) -> Iterator[Step]:
-    yield Step(found.first_sent_at, f"first sent: {found.instruction.decode()}")
-    for attempt in found.attempts:
-        yield Step(attempt.sent_at, f"attempt {attempt.number} may be written until {attempt.not_after:%H:%M:%S.%f}")
-        if attempt.answered_at is None:
-            continue
-        what = " ".join(filter(None, (attempt.answer, attempt.provider_id, attempt.code)))
-        for exchange in msgspec.json.decode(attempt.evidence or b"[]", type=list[Exchange]):
-            yield Step(
-                attempt.answered_at,
-                f"attempt {attempt.number}: {exchange.asked} -> {exchange.status or 'no answer'} "
-                f"{exchange.request_id} {exchange.said}".rstrip(),
-            )
-        yield Step(attempt.answered_at, f"attempt {attempt.number} answered: {what}")
 
 
 async def _account(database: Database, tenant: Tenant, name: str) -> Explanation | None:

@@ -147,12 +147,36 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     """Begin attempts inside the caller's transaction: nothing may be sent before he has committed it."""
     names = [_name(item) for item in items]
     encoded = [encode_instruction(item.instruction) for item in items]
-    purposes, accounts = [item.purpose for item in items], [item.account for item in items]
-    subjects = [item.subject for item in items]
-    await connection.execute(_SQL["make"], *_columns(names), purposes, encoded, accounts, subjects)
-    rows = await connection.fetch(_SQL["lock"], *_columns(list(dict.fromkeys(names))))
-    sent_before = [row for row in rows if row["attempts"]]
-    earlier = await _last_attempts(connection, sent_before) if sent_before else []
+    rows = await connection.fetch(
+        _SQL["make"],
+        *_columns(names),
+        [item.purpose for item in items],
+        encoded,
+        [item.account for item in items],
+        [item.subject for item in items],
+        [item.token for item in items],
+        [item.leave_seconds for item in items],
+    )
+    first = {row["token"]: row for row in rows}
+    again = [position for position, item in enumerate(items) if item.token not in first]
+    later = await _begin_again(connection, [(items[n], names[n], encoded[n]) for n in again]) if again else []
+    of_later = dict(zip(again, later, strict=True))
+    return [
+        of_later[position]
+        if position in of_later
+        else _attempt(item, first[item.token]["sent_at"], 1, first[item.token]["not_after"])
+        for position, item in enumerate(items)
+    ]
+
+
+async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Name, bytes]]) -> list[Attempt | Withheld]:
+    """The same for intents that were there already: what was sent before decides."""
+    names = list(dict.fromkeys(name for _, name, _ in items))
+    rows = await connection.fetch(_SQL["lock"], *_columns(names))
+    earlier = []
+    if rows:
+        await connection.execute(_SQL["settle_answers"], *_columns([_row_name(row) for row in rows]))
+        earlier = await _last_attempts(connection, rows)
     now: datetime = max((row["now"] for row in (*rows, *earlier)), default=datetime.min.replace(tzinfo=UTC))
     last = {_row_name(row): _last_attempt(row) for row in earlier}
     known = {
@@ -167,7 +191,7 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     }
     begun: list[tuple[Asking, int]] = []
     outcomes: list[Attempt | Withheld] = []
-    for item, name, instruction in zip(items, names, encoded, strict=True):
+    for item, name, instruction in items:
         intent = known.get(name)
         if intent is None:
             outcomes.append(OtherKey())
@@ -187,9 +211,9 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
                     done_as=None,
                 )
                 known[name] = msgspec.structs.replace(intent, last=attempt)
-                outcomes.append(_attempt(item, intent, number, not_after))
+                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after))
             case Begun(number, not_after):
-                outcomes.append(_attempt(item, intent, number, not_after))
+                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after))
             case StillSending() | OtherInstruction() | OtherAccount() | OtherKey() | AlreadyDone() | PastHorizon():
                 outcomes.append(found)
     if begun:
@@ -267,8 +291,8 @@ async def breakers(database: Database) -> list[BreakerView]:
     return [BreakerView(*row) for row in rows]
 
 
-def _attempt(item: Asking, intent: KnownIntent, number: int, not_after: datetime) -> Attempt:
-    return Attempt(item.tenant, item.provider, item.instruction.key, number, intent.first_sent_at, not_after)
+def _attempt(item: Asking, first_sent_at: datetime, number: int, not_after: datetime) -> Attempt:
+    return Attempt(item.tenant, item.provider, item.instruction.key, number, first_sent_at, not_after)
 
 
 def _name(item: Asking) -> Name:

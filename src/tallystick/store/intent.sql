@@ -1,11 +1,25 @@
 -- name: make
--- In the order of the primary key, so that two batches wait for each other in one direction only.
--- A second live key for one subject conflicts too (one_live_key): it is not made, and its asker is told.
-INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account, subject)
-SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[], $7::uuid[])
-           AS asked (t, p, k, purpose, i, account, subject)
- ORDER BY t, k, p
-    ON CONFLICT DO NOTHING;
+-- A new intent and its first attempt in one statement: nobody can have sent before. In the order of the primary key, so
+-- that two batches wait for each other in one direction only. A second live key for one subject conflicts too
+-- (one_live_key): it is not made, and its asker is told.
+WITH asked AS (
+    SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[], $7::uuid[],
+                         $8::uuid[], $9::float8[]) WITH ORDINALITY
+           AS asked (t, p, k, purpose, i, account, subject, token, seconds, place)
+), made AS (
+    INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account, subject, attempts)
+    SELECT t, p, k, purpose, i, account, subject, 1 FROM asked ORDER BY t, k, p
+        ON CONFLICT DO NOTHING
+    RETURNING tenant_id, provider, key, first_sent_at
+), begun AS (
+    INSERT INTO tally.attempt (tenant_id, provider, key, number, token, sent_at, not_after)
+    SELECT DISTINCT ON (m.tenant_id, m.key, m.provider) m.tenant_id, m.provider, m.key, 1, a.token, m.first_sent_at,
+           m.first_sent_at + make_interval(secs => a.seconds)
+      FROM made m JOIN asked a ON a.t = m.tenant_id AND a.k = m.key AND a.p = m.provider
+     ORDER BY m.tenant_id, m.key, m.provider, a.place
+    RETURNING tenant_id, provider, key, token, sent_at, not_after
+)
+SELECT tenant_id, provider, key, token, sent_at, not_after FROM begun;
 
 -- name: lock
 -- The lock keeps a second sender of the same intent behind this one until the attempt is committed.
@@ -17,8 +31,16 @@ SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at
  ORDER BY i.tenant_id, i.key, i.provider
    FOR NO KEY UPDATE OF i;
 
+-- name: settle_answers
+-- An answer that is being recorded at this moment must be seen: who was done is never sent again.
+SELECT 1 FROM tally.attempt a
+  JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
+    ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k
+ ORDER BY a.tenant_id, a.key, a.provider, a.number
+   FOR NO KEY UPDATE OF a;
+
 -- name: last_attempts
--- After the lock and in a statement of its own: it must see what the sender before us committed.
+-- After the locks and in a statement of its own: it must see what the sender before us committed.
 SELECT a.tenant_id, a.provider, a.key, a.number, a.token, a.not_after, a.answer IS NOT NULL AS is_answered,
        clock_timestamp() AS now, of_all.may_have_run, of_all.done_as
   FROM tally.attempt a

@@ -25,8 +25,9 @@ from tallystick.core.settlement_ledger import (
 )
 from tallystick.core.settlement_terms import NO_FEE, Policy, Terms, conflict, first_key, identity, terms
 from tallystick.engine import batch
-from tallystick.engine.port import Contended
-from tallystick.errors import require
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
+from tallystick.settings import LIMITS
 from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
 
@@ -136,14 +137,23 @@ async def create(connection: Connection, wishes: Sequence[Wish]) -> list[Made | 
     """Create settlements inside the caller's transaction. Order of the answers is that of the wishes."""
     transaction = PostgresTransaction(connection)
     names = [(wish.tenant.number, operation_id(wish.tenant.name, wish.key)) for wish in wishes]
+    # Rows, then keys, then rows again: a twin that commits meanwhile is seen with its key, and told as a replay.
+    places = [(wish.tenant, wish.id) for wish in wishes]
+    rows = await _rows(connection, places)
     known = dict(await transaction.read(dict.fromkeys(names)))
-    rows = await _rows(connection, [(wish.tenant, wish.id) for wish in wishes])
+    if any(
+        name in known and (tenant.number, id_) not in rows for name, (tenant, id_) in zip(names, places, strict=True)
+    ):
+        rows = await _rows(connection, places)
+    decided = await _decided(connection, wishes)
     policies = await _policies(connection, {wish.tenant.number for wish in wishes})
     fresh: dict[tuple[int, UUID], tuple[Wish, Terms]] = {}
     answers: list[Made | Rejected | None] = [None] * len(wishes)
     for position, (wish, name) in enumerate(zip(wishes, names, strict=True)):
         stored, place = known.get(name), (wish.tenant.number, wish.id)
-        if stored is None and place not in rows and place not in fresh:
+        if (wish.tenant.number, wish.key) in decided:
+            answers[position] = _vanished(wish)
+        elif stored is None and place not in rows and place not in fresh:
             worth = terms(wish.operation, _policy(policies, wish), step_micros=wish.step_micros)
             if isinstance(worth, Rejected):
                 answers[position] = worth
@@ -317,11 +327,16 @@ async def policy(database: Database, tenant: Tenant) -> list[PolicyView]:
 
 
 async def put_policy(database: Database, tenant: Tenant, currency: str, fee: Policy, *, by: str) -> None:
-    """Change the tenant's fee for settlements created from now on. Journaled."""
-    async with database.writing() as connection:
-        await connection.execute(
-            _SQL["put_policy"], tenant.number, currency, fee.percent_ppm, fee.fixed_micros, fee.minimum_micros, by
-        )
+    """Change the tenant's fee for settlements created from now on. Journaled. Raises InFlight and Unreachable."""
+    try:
+        async with database.writing() as connection:
+            await connection.execute(
+                _SQL["put_policy"], tenant.number, currency, fee.percent_ppm, fee.fixed_micros, fee.minimum_micros, by
+            )
+    except Contended as contended:
+        raise InFlight(LIMITS.lock_wait_seconds) from contended
+    except Lost as lost:
+        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
 
 
 async def figures(database: Database) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
@@ -387,6 +402,14 @@ async def _rows(
     tenants, ids = [tenant.number for tenant, _ in wanted], [id_ for _, id_ in wanted]
     rows = await connection.fetch(_SQL["by_ids"], tenants, ids)
     return {(row["tenant_id"], row["id"]): row for row in rows}
+
+
+async def _decided(connection: Connection, wishes: Sequence[Wish]) -> set[tuple[int, str]]:
+    """Keys that a person's decision was made under: they cannot create anything as well."""
+    rows = await connection.fetch(
+        _SQL["decided"], [wish.tenant.number for wish in wishes], [wish.key for wish in wishes]
+    )
+    return {(row["tenant_id"], row["key"]) for row in rows}
 
 
 async def _policies(connection: Connection, tenants: set[int]) -> Mapping[tuple[int, str], Policy]:

@@ -43,6 +43,10 @@ UPDATE tally.settlement_state s SET ask_first = true
   JOIN tally.settlement i ON i.tenant_id = wanted.t AND i.id = wanted.id
  WHERE s.tenant_id = i.tenant_id AND s.number = i.number AND s.status = 'pending';
 
+-- name: decided
+SELECT r.tenant_id, r.key FROM unnest($1::integer[], $2::text[]) AS asked (t, k)
+  JOIN tally.reply r ON r.key = asked.k AND r.tenant_id = asked.t;
+
 -- name: by_ids
 SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.due_at, st.tries, st.transfer_id,
        st.reason, st.changed_at, st.claim_token, st.result_id, st.claimed_by, st.ask_first

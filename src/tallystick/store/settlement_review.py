@@ -137,6 +137,15 @@ async def resolve(
     match resolution:
         case "confirm":
             transfer_id = decision.transfer_id or row["transfer_id"]
+            if await connection.fetchval(_SQL["is_taken"], row["provider"], transfer_id, tenant.number, row["number"]):
+                # Whose it is, is not said: it may be another tenant's.
+                raise LedgerRefused(
+                    Rejected(
+                        "transfer_id_taken",
+                        f"The transfer {transfer_id!r:.80} pays another settlement: one movement cannot pay two.",
+                        "Look for the transfer that carries this settlement's own key.",
+                    )
+                )
             return await _moved(connection, tenant, row, "transferred", "transferred", transfer_id=transfer_id)
         case "write_off":
             return await _moved(connection, tenant, row, "failed", "failed", reason="written_off")

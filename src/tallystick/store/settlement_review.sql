@@ -77,6 +77,11 @@ SELECT s.tenant_id, t.name AS tenant, s.id, s.key
   JOIN tally.tenant t ON t.tenant_id = s.tenant_id
  WHERE st.transfer_id = $2 AND st.provider = $1;
 
+-- name: is_taken
+SELECT EXISTS (SELECT 1 FROM tally.settlement_state
+                WHERE transfer_id = $2 AND provider = $1 AND status IN ('transferred', 'disputed')
+                  AND (tenant_id, number) <> ($3::integer, $4::bigint));
+
 -- name: reply
 SELECT request, body FROM tally.reply WHERE tenant_id = $1 AND key = $2;
 

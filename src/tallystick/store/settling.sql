@@ -1,34 +1,43 @@
 -- name: claim
 -- Pass 1, one statement. SKIP LOCKED: two ticks never share a row, and none waits for the other. The partial index of
 -- pending rows is all it looks at; $2 lets a long tick go on where it was instead of passing over what it claimed.
-UPDATE tally.settlement_state s
-   SET status = 'processing', claim_number = s.claim_number + 1, claim_token = $5, claimed_by = $6,
-       processing_since = clock_timestamp(), claimed_at = clock_timestamp(), changed_at = clock_timestamp(),
-       due_at = clock_timestamp() + $4::interval
-  FROM (SELECT tenant_id, number FROM tally.settlement_state
-         WHERE provider = $1 AND status = 'pending' AND number > $2
-         ORDER BY number LIMIT $3 FOR UPDATE SKIP LOCKED) AS free
-  JOIN tally.settlement i ON i.tenant_id = free.tenant_id AND i.number = free.number
-  JOIN tally.tenant t ON t.tenant_id = free.tenant_id
- WHERE s.tenant_id = free.tenant_id AND s.number = free.number
-RETURNING s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
-          i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
-          s.ask_first, clock_timestamp() AS now;
+-- By place (ctid), which a locked row keeps: by number a plan made for any LIMIT would join all of the pending. A row
+-- that somebody changed meanwhile is not found at its old place, and waits for the next claim.
+WITH claimed AS (
+    UPDATE tally.settlement_state s
+       SET status = 'processing', claim_number = s.claim_number + 1, claim_token = $5, claimed_by = $6,
+           processing_since = clock_timestamp(), claimed_at = clock_timestamp(), changed_at = clock_timestamp(),
+           due_at = clock_timestamp() + $4::interval
+     WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
+                                WHERE provider = $1 AND status = 'pending' AND number > $2
+                                ORDER BY number LIMIT $3 FOR UPDATE SKIP LOCKED))
+    RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
+)
+SELECT s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
+       i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
+       s.ask_first, clock_timestamp() AS now
+  FROM claimed s
+  JOIN tally.settlement i ON i.tenant_id = s.tenant_id AND i.number = s.number
+  JOIN tally.tenant t ON t.tenant_id = s.tenant_id;
 
 -- name: reclaim
 -- Pass 2: what was claimed and is overdue, by the database's clock. $6: only what must be asked first.
-UPDATE tally.settlement_state s
-   SET claim_number = s.claim_number + 1, claim_token = $4, claimed_by = $5, claimed_at = clock_timestamp(),
-       changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
-  FROM (SELECT tenant_id, number FROM tally.settlement_state
-         WHERE provider = $1 AND status = 'processing' AND due_at <= clock_timestamp() AND (ask_first OR NOT $6)
-         ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS stuck
-  JOIN tally.settlement i ON i.tenant_id = stuck.tenant_id AND i.number = stuck.number
-  JOIN tally.tenant t ON t.tenant_id = stuck.tenant_id
- WHERE s.tenant_id = stuck.tenant_id AND s.number = stuck.number
-RETURNING s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
-          i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
-          s.ask_first, clock_timestamp() AS now;
+WITH claimed AS (
+    UPDATE tally.settlement_state s
+       SET claim_number = s.claim_number + 1, claim_token = $4, claimed_by = $5, claimed_at = clock_timestamp(),
+           changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
+     WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
+                                WHERE provider = $1 AND status = 'processing' AND due_at <= statement_timestamp()
+                                  AND (ask_first OR NOT $6)
+                                ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
+    RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
+)
+SELECT s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_id, i.currency, i.net_micros,
+       i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
+       s.ask_first, clock_timestamp() AS now
+  FROM claimed s
+  JOIN tally.settlement i ON i.tenant_id = s.tenant_id AND i.number = s.number
+  JOIN tally.tenant t ON t.tenant_id = s.tenant_id;
 
 -- name: histories
 SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_after,
@@ -53,10 +62,11 @@ SELECT s.tenant_id, s.number, s.status, s.transfer_id, s.reason
 -- The row is sent again now: the next takeover counts from here.
 UPDATE tally.settlement_state s SET due_at = clock_timestamp() + $4::interval, tries = mine.tries
   FROM unnest($1::integer[], $2::bigint[], $3::integer[], $5::integer[]) AS mine (t, n, claim, tries)
- WHERE s.tenant_id = mine.t AND s.number = mine.n AND s.claim_number = mine.claim AND s.status = 'processing';
+ WHERE s.tenant_id = mine.t AND s.number = mine.n AND s.claim_number = mine.claim AND s.status || '' = 'processing';
 
 -- name: record
--- Matching the claim number fences a worker that was paused past its lease.
+-- Matching the claim number fences a worker that was paused past its lease. The row is found by its primary key; written
+-- plainly, the condition on status would tempt the planner to walk the index of all processing rows.
 UPDATE tally.settlement_state s
    SET status = given.status, due_at = coalesce(given.due_at, s.due_at), tries = given.tries,
        transfer_id = coalesce(given.transfer_id, s.transfer_id), reason = given.reason, result_id = given.result,
@@ -64,7 +74,7 @@ UPDATE tally.settlement_state s
   FROM unnest($1::integer[], $2::bigint[], $3::integer[], $4::text[], $5::timestamptz[], $6::integer[], $7::text[],
               $8::text[], $9::uuid[], $10::boolean[])
        AS given (t, n, claim, status, due_at, tries, transfer_id, reason, result, ask_first)
- WHERE s.tenant_id = given.t AND s.number = given.n AND s.claim_number = given.claim AND s.status = 'processing';
+ WHERE s.tenant_id = given.t AND s.number = given.n AND s.claim_number = given.claim AND s.status || '' = 'processing';
 
 -- name: add_events
 INSERT INTO tally.settlement_event (tenant_id, settlement, what, by, body)

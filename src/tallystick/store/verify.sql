@@ -116,7 +116,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'attempt.answer_journaled', 'settlement.settlement_created', 'settlement.identity', 'settlement.renewal',
             'settlement.kept', 'settlement_state.transition', 'settlement_state.fence', 'settlement_state.kept',
             'settlement_event.append_only', 'settlement_event.journaled', 'approval.decided_once', 'approval.kept',
-            'approval.asked_journaled', 'approval.decided_journaled', 'settlement_policy.made_journaled',
+            'approval.asked_journaled', 'approval.decided_journaled', 'settlement_policy.made_journaled', 'settlement_policy.kept',
             'settlement_policy.changed_journaled', 'reply.append_only']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
@@ -129,7 +129,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid)) AS broken,
-       37 AS checked;
+       38 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under

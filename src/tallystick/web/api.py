@@ -13,6 +13,7 @@ from tallystick.app import Service
 from tallystick.web import openapi
 from tallystick.web.access import Doorkeeper
 from tallystick.web.account import Accounts
+from tallystick.web.approval import Approvals
 from tallystick.web.docs import Documentation
 from tallystick.web.health import Vitals
 from tallystick.web.metrics import Metrics
@@ -20,6 +21,9 @@ from tallystick.web.operation import Operations
 from tallystick.web.resource import Resource, nowhere
 from tallystick.web.route import Route
 from tallystick.web.routes import routes
+from tallystick.web.settlement import Settlements
+from tallystick.web.settlement_policy import SettlementPolicies
+from tallystick.web.settlement_routes import settlement_routes
 
 
 def build(service: Service) -> ASGIApp:
@@ -41,6 +45,12 @@ def build(service: Service) -> ASGIApp:
 def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
     """Every route, with the documentation made from the same table."""
     documentation = Documentation()
-    table = routes(Operations(service, metrics), Accounts(service), Vitals(service, metrics), documentation)
+    table = routes(
+        Operations(service, metrics),
+        Accounts(service),
+        settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
+        Vitals(service, metrics),
+        documentation,
+    )
     documentation.describe(openapi.document(table))
     return table

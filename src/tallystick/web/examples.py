@@ -115,3 +115,191 @@ ENTRY_PAGE: Final[dict[str, Any]] = {
     ],
     "next": None,
 }
+
+SETTLEMENTS: Final[dict[str, dict[str, Any]]] = {
+    "payout": {
+        "attribution_id": "bounty-42",
+        "squad_id": "amber",
+        "gross_micros": 12_340_000,
+        "currency": "EUR",
+        "destination": "acct_1AmberSquad",
+        "provider": "simulator",
+    },
+    "with the provider of the settings": {
+        "attribution_id": "bounty-43",
+        "squad_id": "amber",
+        "gross_micros": 7_500_000,
+        "currency": "EUR",
+        "destination": "acct_1AmberSquad",
+    },
+}
+
+SETTLEMENT: Final[dict[str, Any]] = {
+    "id": "st_00112233445566778899aabbccddeeff",
+    "status": "pending",
+    "attribution_id": "bounty-42",
+    "squad_id": "amber",
+    "gross_micros": 12_340_000,
+    "fee_micros": 617_000,
+    "net_micros": 11_723_000,
+    "amount_micros": 11_720_000,
+    "residue_micros": 3_000,
+    "currency": "EUR",
+    "provider": "simulator",
+    "destination": "acct_1AmberSquad",
+    "idempotency_key": "9f" * 32,
+    "generation": 0,
+    "transfer_id": None,
+    "reason": None,
+    "tries": 0,
+    "created_at": "2026-01-31T12:00:00.000000Z",
+    "changed_at": "2026-01-31T12:00:00.000000Z",
+}
+
+_DISPUTED: Final[dict[str, Any]] = {
+    **SETTLEMENT,
+    "status": "disputed",
+    "transfer_id": "tr_1AmberPaid",
+    "reason": "The squad has not received it.",
+    "changed_at": "2026-02-03T09:30:00.000000Z",
+}
+
+SETTLEMENT_DETAIL: Final[dict[str, Any]] = {
+    **_DISPUTED,
+    "processing_since": "2026-01-31T12:00:01.000000Z",
+    "claimed_at": "2026-01-31T12:00:01.000000Z",
+    "claimed_by": "worker-1:4711",
+    "claim_number": 2,
+    "due_at": "2026-01-31T12:05:01.000000Z",
+    "asks_first": False,
+    "attempts": [
+        {
+            "generation": 0,
+            "number": 1,
+            "idempotency_key": SETTLEMENT["idempotency_key"],
+            "account": "acct_1Platform",
+            "sent_at": "2026-01-31T12:00:01.000000Z",
+            "not_after": "2026-01-31T12:00:11.000000Z",
+            "answered_at": "2026-01-31T12:00:02.000000Z",
+            "answer": "done",
+            "code": None,
+            "provider_id": "tr_1AmberPaid",
+            "exchanges": [
+                {
+                    "asked": "POST /v1/transfers",
+                    "status": 200,
+                    "request_id": "req_1Amber",
+                    "said": '{"id":"tr_1Amber..."}',
+                }
+            ],
+        }
+    ],
+    "events": [
+        {
+            "at": "2026-02-03T09:30:00.000000Z",
+            "what": "disputed",
+            "by": "tsk_AbCdEfGh",
+            "body": {
+                "subject": SETTLEMENT["id"],
+                "action": "dispute",
+                "reason": "The squad has not received it.",
+                "evidence": "Ticket 4711: bank statement of 2 February.",
+            },
+        }
+    ],
+}
+
+SETTLEMENT_PAGE: Final[dict[str, Any]] = {"settlements": [SETTLEMENT], "next": None}
+
+SETTLEMENT_BATCH: Final[dict[str, dict[str, Any]]] = {
+    "two payouts": {
+        "settlements": [
+            {**SETTLEMENTS["payout"], "idempotency_key": "settle-bounty-42"},
+            {**SETTLEMENTS["with the provider of the settings"], "idempotency_key": "settle-bounty-43"},
+        ]
+    }
+}
+
+SETTLEMENT_OUTCOMES: Final[dict[str, Any]] = {
+    "outcomes": [
+        {"status": "created", "settlement": SETTLEMENT},
+        {
+            "status": "rejected",
+            "problem": {
+                "type": "/docs#net_not_positive",
+                "title": "The fee leaves nothing to pay",
+                "status": 409,
+                "detail": "Of 0.50 EUR the platform's fee takes 0.50 EUR: nothing would be left to pay.",
+                "code": "net_not_positive",
+                "money": "No money moved.",
+                "remedy": "Settle a larger amount, or have an administrator change the tenant's fee.",
+            },
+        },
+    ]
+}
+
+DISPUTES: Final[dict[str, dict[str, Any]]] = {
+    "not received": {
+        "reason": "The squad has not received it.",
+        "evidence": "Ticket 4711: bank statement of 2 February.",
+    }
+}
+
+RESOLUTIONS: Final[dict[str, dict[str, Any]]] = {
+    "confirm": {
+        "resolution": "confirm",
+        "reason": "It arrived after all.",
+        "evidence": "The provider's dashboard shows it as paid on 3 February.",
+        "transfer_id": "tr_1AmberPaid",
+    },
+    "write off": {
+        "resolution": "write_off",
+        "reason": "It came back.",
+        "evidence": "The provider's dashboard shows it as returned: account closed.",
+    },
+    "retry": {
+        "resolution": "retry",
+        "reason": "The squad has opened a new account.",
+        "evidence": "Ticket 4711: confirmed by telephone.",
+    },
+}
+
+APPROVAL: Final[dict[str, Any]] = {
+    "id": "ap_0123456789abcdef0123456789abcdef",
+    "settlement": SETTLEMENT["id"],
+    "action": "new_generation",
+    "generation": 1,
+    "reason": "The squad has opened a new account.",
+    "evidence": "Ticket 4711: confirmed by telephone.",
+    "asked_by": "tsk_AbCdEfGh",
+    "asked_at": "2026-02-04T10:00:00.000000Z",
+    "decision": None,
+    "decided_by": None,
+    "decided_at": None,
+    "decided_why": None,
+}
+
+OPEN_APPROVALS: Final[dict[str, Any]] = {"approvals": [APPROVAL], "more": False}
+
+REVIEW: Final[dict[str, Any]] = {"settlement": _DISPUTED, "approval": None}
+
+DECISIONS: Final[dict[str, dict[str, Any]]] = {
+    "approve": {"decision": "approve", "reason": "The refusal is final, and the new account was confirmed."},
+    "reject": {"decision": "reject", "reason": "The account is still closed."},
+}
+
+FEES: Final[dict[str, dict[str, Any]]] = {
+    "5 %, at least 0.50": {"percent_ppm": 50_000, "minimum_micros": 500_000},
+    "2.9 % and 0.30": {"percent_ppm": 29_000, "fixed_micros": 300_000},
+}
+
+FEE_POLICY: Final[dict[str, Any]] = {
+    "currency": "EUR",
+    "percent_ppm": 50_000,
+    "fixed_micros": 0,
+    "minimum_micros": 500_000,
+    "changed_by": "tsk_AbCdEfGh",
+    "changed_at": "2026-01-30T09:00:00Z",
+}
+
+FEE_POLICIES: Final[dict[str, Any]] = {"policies": [FEE_POLICY]}

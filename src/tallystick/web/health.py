@@ -3,17 +3,23 @@
 import asyncio
 
 import msgspec
+import structlog
 
-from tallystick.app import Service
+from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
+from tallystick.store import settlement
 from tallystick.web.call import Call, Reply, json_reply
-from tallystick.web.metrics import Metrics
+from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
+# Scrapers come every 15 s or so; anybody may, as often as he likes, and the database is asked no oftener than this.
+_FIGURES_SECONDS = 5.0
 _EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
+
+log = structlog.get_logger("tallystick.web")
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -40,6 +46,7 @@ class Vitals:
         self._service = service
         self._metrics = metrics
         self._asking: asyncio.Task[Check] | None = None
+        self._figures = _Figures(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -59,7 +66,10 @@ class Vitals:
     async def metrics(self, call: Call) -> Reply | Rejected:
         """Counts for Prometheus."""
         query = call.query()
-        return query if isinstance(query, Rejected) else Reply(200, self._metrics.exposition(), _EXPOSITION)
+        if isinstance(query, Rejected):
+            return query
+        self._metrics.settlements(await self._figures.read())
+        return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
         # Anybody may ask: however many do, the database is asked by one at a time.
@@ -80,3 +90,37 @@ class Vitals:
     def _queue(self) -> Check:
         waiting = self._service.engine.group.waiting
         return Check("queue", ok=waiting < LIMITS.queue, detail=f"{waiting} of {LIMITS.queue} places taken")
+
+
+class _Figures:
+    """The database's counts of settlements, remembered for a few seconds. Never fails: it says that they are old."""
+
+    def __init__(self, service: Service) -> None:
+        self._database = service.database
+        waits = patience(service.settings, service.providers)
+        timeouts = {name: waits[name].stuck_after.total_seconds() for name in waits}
+        self._last = msgspec.structs.replace(NO_FIGURES, timeout_seconds=timeouts)
+        self._asked_at = -_FIGURES_SECONDS
+        self._asking: asyncio.Task[None] | None = None
+
+    async def read(self) -> SettlementFigures:
+        if self._asking is None or self._asking.done():
+            now = asyncio.get_running_loop().time()
+            if now - self._asked_at < _FIGURES_SECONDS:
+                return self._last
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+        return self._last
+
+    async def _ask(self) -> None:
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                counts, ages, waiting = await settlement.figures(self._database)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other counts are worth showing
+            log.warning("settlement_figures_unread", error=str(error) or type(error).__name__)
+            self._last = msgspec.structs.replace(self._last, is_current=False)
+        else:
+            self._last = msgspec.structs.replace(
+                self._last, counts=counts, oldest_seconds=ages, waiting=waiting, is_current=True
+            )

@@ -1,13 +1,33 @@
 """The Idempotency-Key header: bare, or a quoted string as the IETF draft has it. Both spell the same key."""
 
 import re
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from tallystick.core.outcome import Rejected
+from tallystick.web.call import Call, Header
+from tallystick.web.reading import read
 
+T = TypeVar("T")
+
+# Tells a replay from the first answer, which is otherwise the same.
+REPLAYED: Final[tuple[Header, ...]] = ((b"idempotent-replayed", b"true"),)
 # RFC 9651, section 3.3.3: printable ASCII in quotes; only a quote and a backslash are escaped.
 _QUOTED = re.compile(rb'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _ESCAPED = re.compile(rb"\\(.)")
 _REMEDY = 'Send it once, as `abc` or `"abc"`, and send the same when you repeat the request.'
+
+
+async def read_keyed(call: Call, decode: Callable[[bytes], T]) -> tuple[T, str] | Rejected:
+    """The body of a call and the key it comes under."""
+    key = read_key(call.headers(b"idempotency-key"))
+    if isinstance(key, Rejected):
+        return key
+    body = await call.body()
+    if isinstance(body, Rejected):
+        return body
+    asked = read(decode, body)
+    return asked if isinstance(asked, Rejected) else (asked, key)
 
 
 def read_key(values: list[bytes]) -> str | Rejected:

@@ -1,7 +1,9 @@
 """Metrics for Prometheus. Labels come from closed sets only: route templates, statuses and known codes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -16,6 +18,23 @@ _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
 _DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
+class SettlementFigures(msgspec.Struct, frozen=True):
+    """What the database has counted of settlements, over all processes and all days; None: never asked.
+
+    `oldest_seconds` is the age of the oldest processing one by provider, `timeout_seconds` after which such a one is
+    taken over. `is_current` False: the database cannot be asked now, and these are of an earlier time.
+    """
+
+    counts: Mapping[str, int] | None
+    oldest_seconds: Mapping[str, float]
+    timeout_seconds: Mapping[str, float]
+    waiting: Mapping[str, int]
+    is_current: bool
+
+
+NO_FIGURES: Final = SettlementFigures(None, {}, {}, {}, is_current=False)
+
+
 class Metrics:
     """What this process counts."""
 
@@ -24,6 +43,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCounts(engine))
         self._registry.register(_ProviderCounts(sender))
+        self._settlements = _SettlementCounts()
+        self._registry.register(self._settlements)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -54,6 +75,10 @@ class Metrics:
         counter, histogram = found
         counter.inc()
         histogram.observe(seconds)
+
+    def settlements(self, figures: SettlementFigures) -> None:
+        """What to show of settlements from now on."""
+        self._settlements.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""
@@ -92,3 +117,75 @@ class _ProviderCounts(Collector):
         for name, state in self._sender.breakers().items():
             breakers.add_metric([name], float(state != "closed"))
         yield breakers
+
+
+# The name of a counter, of the count it shows, and its help. The paper's figures, in its order.
+_SETTLEMENT_COUNTERS: Final = (
+    ("tally_settlement_claims", "claimed", "Settlements claimed to be sent (pass 1)."),
+    ("tally_settlement_reclaims", "reclaimed", "Overdue settlements taken over (pass 2)."),
+    ("tally_settlement_doubles", "doubles", "Settlements that a provider moved more than once."),
+    ("tally_settlement_reviews", "disputed", "Settlements that a person had to look at."),
+    ("tally_settlement_key_collisions", "key_collisions", "Keys that stood for another instruction."),
+    ("tally_settlement_late_answers", "late_answers", "Answers that came after their claim was lost."),
+)
+_SETTLEMENT_OUTCOMES: Final = ("transferred", "failed", "disputed")
+_LOOKUPS: Final = ("found", "absent", "undecided")
+
+
+class _SettlementCounts(Collector):
+    """Figures of the database, the same from every process: take their maximum, not their sum."""
+
+    def __init__(self) -> None:
+        self.figures = NO_FIGURES
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self.figures
+        yield GaugeMetricFamily(
+            "tally_settlement_figures_current",
+            "0 while the database cannot be asked: counts are then old, and gauges are left out.",
+            value=float(figures.is_current),
+        )
+        yield self._timeouts(figures)
+        if figures.counts is not None:
+            yield from self._counters(figures.counts)
+        if figures.is_current:
+            yield from self._gauges(figures)
+
+    def _timeouts(self, figures: SettlementFigures) -> Metric:
+        found = GaugeMetricFamily(
+            "tally_settlement_timeout_seconds", "After how long a settlement is stuck.", labels=["provider"]
+        )
+        for provider, seconds in sorted(figures.timeout_seconds.items()):
+            found.add_metric([provider], seconds)
+        return found
+
+    def _counters(self, counts: Mapping[str, int]) -> Iterator[Metric]:
+        outcomes = CounterMetricFamily("tally_settlements", "Settlements decided, by outcome.", labels=["outcome"])
+        for outcome in _SETTLEMENT_OUTCOMES:
+            outcomes.add_metric([outcome], counts.get(outcome, 0))
+        yield outcomes
+        lookups = CounterMetricFamily(
+            "tally_settlement_lookups", "Questions to providers' books, by what they showed.", labels=["found"]
+        )
+        for found in _LOOKUPS:
+            lookups.add_metric([found], counts.get(f"looked_up.{found}", 0))
+        yield lookups
+        for name, counted, told in _SETTLEMENT_COUNTERS:
+            yield CounterMetricFamily(name, told, value=counts.get(counted, 0))
+
+    def _gauges(self, figures: SettlementFigures) -> Iterator[Metric]:
+        oldest = GaugeMetricFamily(
+            "tally_settlement_oldest_processing_seconds",
+            "Age of the oldest processing settlement.",
+            labels=["provider"],
+        )
+        # A provider without one has none that is old.
+        for provider in sorted({*figures.timeout_seconds, *figures.oldest_seconds}):
+            oldest.add_metric([provider], figures.oldest_seconds.get(provider, 0.0))
+        yield oldest
+        waiting = GaugeMetricFamily(
+            "tally_settlement_waiting", "Settlements that wait, up to a bound of counting.", labels=["status"]
+        )
+        for status, count in sorted(figures.waiting.items()):
+            waiting.add_metric([status], count)
+        yield waiting

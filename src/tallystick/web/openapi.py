@@ -11,14 +11,19 @@ from tallystick.core.currencies import EXPONENTS
 from tallystick.core.ledger import MAX_LEGS, MIN_LEGS
 from tallystick.core.money import MAX_MICROS
 from tallystick.core.operation import BUILT_IN, MAX_MEMO
+from tallystick.core.settlement_terms import MAX_ATTRIBUTION, MAX_DESTINATION
 from tallystick.core.velocity import MAX_LIMITS, MAX_WINDOW_SECONDS
 from tallystick.settings import LIMITS
 from tallystick.web import examples
 from tallystick.web.access import Need
 from tallystick.web.problem import PROBLEMS, Problem
 from tallystick.web.route import Answer, Parameter, Route
+from tallystick.web.settlement import SQUAD_PATTERN
+from tallystick.web.settlement_policy import WHOLE_PPM
 
 _REF: Final = "#/components/schemas/{name}"
+# Characters of a reason or of evidence (flows.settlement_review).
+MOST_WORDS: Final = 4_000
 ACCOUNT_ID_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9:_.@+=-]{0,199}"
 
 # What the core checks itself, in better words than a schema validator's; here it is only told.
@@ -40,6 +45,18 @@ _VALUES: Final[dict[str, dict[str, Any]]] = {
     },
     "Currency": {"type": "string", "enum": sorted(EXPONENTS), "description": "ISO 4217."},
     "Memo": {"type": "string", "maxLength": MAX_MEMO, "pattern": "^[^\\u0000]*$"},
+    "SettlementId": {"type": "string", "pattern": "^st_[0-9a-f]{32}$"},
+    "ApprovalId": {"type": "string", "pattern": "^ap_[0-9a-f]{32}$"},
+    "AttributionId": {"type": "string", "pattern": f"^[!-~]{{1,{MAX_ATTRIBUTION}}}$", "examples": ["bounty-42"]},
+    "SquadId": {"type": "string", "pattern": f"^{SQUAD_PATTERN}$", "examples": ["amber"]},
+    "Destination": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_DESTINATION,
+        "description": "Whom to pay, in the provider's own words. Stripe: acct_..., ba_..., acct_.../ba_...",
+    },
+    "Words": {"type": "string", "minLength": 1, "maxLength": MOST_WORDS, "pattern": "^[^\\u0000]*$"},
+    "FeeMicros": {"type": "integer", "minimum": 0, "maximum": MAX_MICROS},
     "IdempotencyKey": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 _MOVEMENT_FIELDS: Final = {
@@ -53,6 +70,17 @@ _FIELDS: Final[dict[str, dict[str, str]]] = {
     **{kind.request.__name__: _MOVEMENT_FIELDS for kind in BUILT_IN},
     "PostLeg": {"account": "AccountId", "amount_micros": "SignedMicros", "currency": "Currency"},
     "AccountRequest": {"currency": "Currency"},
+    "SettlementRequest": {
+        "attribution_id": "AttributionId",
+        "squad_id": "SquadId",
+        "gross_micros": "AmountMicros",
+        "currency": "Currency",
+        "destination": "Destination",
+    },
+    "DisputeRequest": {"reason": "Words"},
+    "ResolveRequest": {"reason": "Words", "evidence": "Words"},
+    "DecisionRequest": {"reason": "Words"},
+    "FeeRequest": {"fixed_micros": "FeeMicros", "minimum_micros": "FeeMicros"},
 }
 
 
@@ -186,6 +214,8 @@ def _refined(components: dict[str, Any]) -> dict[str, Any]:
     for bound in ("max_count", "max_sum_micros"):
         limit[bound]["anyOf"][0] |= {"minimum": 0, "maximum": MAX_MICROS}
     components["Batch"]["properties"]["operations"]["maxItems"] = LIMITS.batch_call
+    components["SettlementBatch"]["properties"]["settlements"]["maxItems"] = LIMITS.batch_call
+    components["FeeRequest"]["properties"]["percent_ppm"] |= {"minimum": 0, "maximum": WHOLE_PPM}
     # In the code these are the recorded bytes, passed on unread.
     components["BatchOutcome"]["properties"]["transaction"] = {"$ref": _REF.format(name="Transaction")}
     return components

@@ -15,14 +15,12 @@ from tallystick.errors import TallystickError
 from tallystick.settings import LIMITS
 from tallystick.store import transaction
 from tallystick.web.call import Call, Reply, json_reply
-from tallystick.web.idempotency_key import read_key
+from tallystick.web.idempotency_key import REPLAYED, read_key
 from tallystick.web.metrics import Metrics
 from tallystick.web.problem import Problem, failed, is_expected, refused
 from tallystick.web.reading import read
 
 log = structlog.get_logger("tallystick.web")
-
-_REPLAYED = ((b"idempotent-replayed", b"true"),)
 
 Submission = tuple[Operation, str]
 
@@ -75,7 +73,7 @@ class Operations:
             return Reply(201, outcome.body)
         if isinstance(outcome, Duplicate):
             self._metrics.operation("duplicate")
-            return Reply(201, outcome.body, headers=_REPLAYED)
+            return Reply(201, outcome.body, headers=REPLAYED)
         self._metrics.operation(outcome.code)
         return outcome
 

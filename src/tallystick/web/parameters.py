@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from tallystick.core.currencies import EXPONENTS
+from tallystick.core.settlement import STATUSES
 from tallystick.settings import LIMITS
 from tallystick.web import examples
 from tallystick.web.route import Parameter
@@ -62,5 +64,49 @@ AT: Final = Parameter(
     description="An RFC 3339 time with its zone.",
     schema={"type": "string", "format": "date-time"},
     example="2026-01-31T12:00:00Z",
+)
+SETTLEMENT_ID: Final = Parameter(
+    name="id",
+    place="path",
+    description="The settlement's id.",
+    schema={"$ref": "#/components/schemas/SettlementId"},
+    required=True,
+    example=str(examples.SETTLEMENT["id"]),
+)
+STATUS: Final = Parameter(
+    name="status",
+    place="query",
+    description="Only those in this state.",
+    schema={"type": "string", "enum": [*STATUSES]},
+)
+SQUAD: Final = Parameter(
+    name="squad_id",
+    place="query",
+    description="Only this squad's.",
+    schema={"$ref": "#/components/schemas/SquadId"},
+    example="amber",
+)
+STUCK: Final = Parameter(
+    name="stuck",
+    place="query",
+    description="`true`: only those in processing that are overdue, by the database's clock.",
+    schema={"type": "string", "enum": ["true", "false"]},
+)
+NUMBERED: Final = cursor({"type": "string", "pattern": "^[1-9][0-9]{0,17}$"})
+APPROVAL_ID: Final = Parameter(
+    name="id",
+    place="path",
+    description="The approval's id.",
+    schema={"$ref": "#/components/schemas/ApprovalId"},
+    required=True,
+    example=str(examples.APPROVAL["id"]),
+)
+FEE_CURRENCY: Final = Parameter(
+    name="currency",
+    place="path",
+    description="An ISO 4217 code, or `default` for every currency without a fee of its own.",
+    schema={"type": "string", "enum": ["default", *sorted(EXPONENTS)]},
+    required=True,
+    example="USD",
 )
 VERBOSE: Final = Parameter(name="verbose", place="query", description="Show every check.", schema={"type": "string"})

@@ -16,12 +16,14 @@ from tallystick.web.parameters import (
     AT,
     IDEMPOTENCY_KEY,
     LIMIT,
+    NUMBERED,
     REPLAYED,
     TRANSACTION_ID,
     VERBOSE,
     cursor,
 )
 from tallystick.web.route import Answer, Route
+from tallystick.web.settlement_routes import KEY_PROBLEMS
 
 _ACCOUNT_PROBLEMS: Final = ("account_invalid", "currency_unknown", "floor_invalid", "limits_invalid")
 _OPERATION_PROBLEMS: Final = (
@@ -46,6 +48,7 @@ _OPERATION_PROBLEMS: Final = (
     "not_refundable",
     "release_too_large",
     "balance_overflow",
+    "account_reserved",
     "in_flight",
     "key_reused",
     "velocity_exceeded",
@@ -53,14 +56,17 @@ _OPERATION_PROBLEMS: Final = (
     "busy",
     "outcome_unknown",
 )
-_KEY_PROBLEMS: Final = ("idempotency_key_missing", "idempotency_key_invalid", "idempotency_key_too_long")
 
 
 def routes(
-    operations: Operations, accounts: Accounts, vitals: Vitals, documentation: Documentation
+    operations: Operations,
+    accounts: Accounts,
+    settlements: tuple[Route, ...],
+    vitals: Vitals,
+    documentation: Documentation,
 ) -> tuple[Route, ...]:
     """The table. The hottest path stands first: routing goes from the top."""
-    return (*_operations(operations), *_accounts(accounts), *_service(vitals, documentation))
+    return (*_operations(operations), *_accounts(accounts), *settlements, *_service(vitals, documentation))
 
 
 def _operations(operations: Operations) -> tuple[Route, ...]:
@@ -88,7 +94,7 @@ def _operations(operations: Operations) -> tuple[Route, ...]:
                     headers=(REPLAYED,),
                 )
             },
-            own_problems=(*_KEY_PROBLEMS, *_OPERATION_PROBLEMS),
+            own_problems=(*KEY_PROBLEMS, *_OPERATION_PROBLEMS),
         ),
         Route(
             method="POST",
@@ -153,6 +159,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             },
             own_problems=(
                 *_ACCOUNT_PROBLEMS,
+                "account_reserved",
                 "currency_mismatch",
                 "floor_above_balance",
                 "in_flight",
@@ -195,7 +202,7 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             summary="List an account's entries",
             description="Newest first, each with the balance after it. Pages do not shift.",
             need=Need.READ,
-            parameters=(ACCOUNT_ID, cursor({"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}), LIMIT),
+            parameters=(ACCOUNT_ID, NUMBERED, LIMIT),
             answers={200: Answer(description="A page.", types=(EntryPage,), example=examples.ENTRY_PAGE)},
             own_problems=("account_invalid", "account_unknown"),
         ),
@@ -239,7 +246,7 @@ def _service(vitals: Vitals, documentation: Documentation) -> tuple[Route, ...]:
             name="metrics",
             group="Service",
             summary="Counts for Prometheus",
-            description="Requests, operations by outcome, the engine's queue and batches.",
+            description="Requests, operations by outcome, the engine's queue and batches, providers, settlements.",
             answers={200: Answer(description="Prometheus's text format.", media_type="text/plain")},
         ),
         Route(

@@ -20,6 +20,7 @@ BUDGET: Final = "Budgets are finite"
 EVERYTHING: Final = frozenset(
     {ONE_MOVEMENT, ONE_PAYMENT, FAILED_MEANS_UNPAID, TRANSFERRED_MEANS_PAID, CONSERVATION, INTENT_FIRST, BUDGET}
 )
+_MADE: Final = LEFT | {"waiting"}
 _WHERE: Final[Mapping[str, tuple[int, int, int]]] = {
     "pending": (1, 0, 0),
     "processing": (0, 1, 0),
@@ -36,39 +37,49 @@ def broken(world: World, state: State, asked: frozenset[str] = EVERYTHING) -> st
 
 
 def _broken(world: World, state: State) -> list[str]:
-    found = []
+    found = [state.breach] if state.breach else []
     row, money, _ = state.database
-    if state.breach:
-        found.append(INTENT_FIRST)
-    if min(money) < 0 or sum(money) != 1 or money != _WHERE[row.status]:
+    if money != _WHERE[row.status]:
         found.append(CONSERVATION)
-    standing = 0
-    for generation in range(world.generations):
-        left = 0
-        for book in state.books[generation * world.accounts : (generation + 1) * world.accounts]:
-            for fate in book.movements:
-                left += fate in LEFT
-                standing += fate == "moved"
-        if left > 1:
-            found.append(ONE_MOVEMENT)
+    standing, most = _moved(world, state)
+    if most > 1:
+        found.append(ONE_MOVEMENT)
     # A person who wrote it off while it could still move took that risk, and was told of it.
     if standing > 1 and not state.gambled:
         found.append(ONE_PAYMENT)
-    if row.status == "failed" and not row.by_person and standing and not state.gambled:
+    if row.status == "failed" and standing and not state.gambled:
         found.append(FAILED_MEANS_UNPAID)
     if row.status == "transferred" and not _has_it(world, state):
         found.append(TRANSFERRED_MEANS_PAID)
-    if row.tries > world.budget + 1:
+    if row.tries > world.budget:
         found.append(BUDGET)
     return found
 
 
+def _moved(world: World, state: State) -> tuple[int, int]:
+    """How many movements stand, under whatever key; and how many there ever were under the same key, at most."""
+    standing = most = 0
+    for generation in range(world.generations):
+        ever = 0
+        for book in state.books[generation * world.accounts : (generation + 1) * world.accounts]:
+            for fate in book.movements:
+                ever += fate in LEFT
+                standing += fate == "moved"
+        most = max(most, ever)
+    return standing, most
+
+
+def is_settled(state: State) -> bool:
+    """Decided as the provider has it, or a person's to decide."""
+    row = state.database.row
+    if row.status == "transferred":
+        return any(fate in ("moved", "waiting") for book in state.books for fate in book.movements)
+    return row.status in ("failed", "disputed")
+
+
 def _has_it(world: World, state: State) -> bool:
-    """The provider has it under that very id; or had, and nobody has told us otherwise."""
+    """The provider has it under that very id, or had: that it came back is news, which `after_movement` takes."""
     name, _, number = state.database.row.transfer.rpartition(".")
-    generation, account = int(name[2:].split("@")[0]) - 1, int(name.partition("@")[2] or 0)
-    movements = state.books[world.book(generation, account)].movements
-    if int(number) > len(movements):
-        return False
-    fate = movements[int(number) - 1]
-    return fate in ("moved", "waiting") or (fate in LEFT and state.told != state.database.row.transfer)
+    key, _, account = name.removeprefix("po").partition("@")
+    movements = state.books[world.book(int(key) - 1, int(account))].movements
+    return int(number) <= len(movements) and movements[int(number) - 1] in _MADE

@@ -98,6 +98,9 @@ class Decision(NamedTuple):
     transfer: str = ""
     why: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.what}, {self.why}" if self.why else self.what
+
 
 class Rules:
     """The deciders for one world. Pure functions of few arguments: each question is asked once."""
@@ -169,8 +172,15 @@ class Rules:
         step = self._deciders.after_answer(history, _answer(said), tries=tries, now=NOW, patience=self._patience)
         return _decision(step, tries)
 
-    def _after_movement(self, status: Status, transfer: str, movement: tuple[str, Fate]) -> Decision | None:
-        found = self._deciders.after_movement(status, transfer or None, _movement(*movement), **AMOUNT)
+    def _after_movement(
+        self,
+        status: Status,
+        transfer: str,
+        movement: tuple[str, Fate],
+        is_live_key: bool,  # noqa: FBT001 - cached by position
+    ) -> Decision | None:
+        news = _movement(*movement)
+        found = self._deciders.after_movement(status, transfer or None, news, is_live_key=is_live_key, **AMOUNT)
         return None if found is None else _decision(found, 0)
 
     def _leave(self, intent: Intent | None, account: int) -> Decision:

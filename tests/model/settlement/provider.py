@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
-from tests.model.settlement.shape import HORIZON, Book, Fate, World
+from tests.model.settlement.shape import HORIZON, Book, Fate, State, World
 
 # Money that left us, whether or not it came back since.
 LEFT: Final[frozenset[Fate]] = frozenset({"moved", "bounced", "returned"})
@@ -37,16 +37,21 @@ class Provider:
         """The world says what it is like."""
         self._world = world
         self.outcomes = cache(self._outcomes)
+        self.effects = cache(self._effects)
         self.changes = cache(self._changes)
 
     def _outcomes(self, book: Book, name: str) -> tuple[Outcome, ...]:
         return tuple(dict.fromkeys(self._each(book, name)))
 
+    def _effects(self, book: Book, name: str) -> tuple[Change, ...]:
+        """The outcomes of a request that nobody waits for."""
+        labels = {outcome.book: outcome.label for outcome in reversed(self.outcomes(book, name))}
+        return tuple(Change(label, after) for after, label in labels.items())
+
     def _each(self, book: Book, name: str) -> Iterator[Outcome]:
-        yield Outcome("is lost on the way", book, "unknown")
+        yield Outcome("is lost on the way, or meets its own key in flight (409)", book, "unknown")
         yield Outcome("is answered 429", book, "busy")
         yield Outcome("is answered 403", book, "forbidden", is_outage=True)
-        yield Outcome("meets its own key in flight: 409", book, "unknown")
         if book.stored:
             yield from self._again(book, name)
         if not book.stored or not self._world.keeps_keys:
@@ -65,7 +70,9 @@ class Provider:
                 today = book.movements[-1]
                 if today in LEFT:
                     yield Outcome("gets the stored answer", book, _done(book, name, "moved"))
-                yield Outcome("gets the stored answer, as of today", book, self._made(book, name, today, " replayed"))
+                if today not in LEFT or self._world.replays_today:
+                    said = self._made(book, name, today, " replayed")
+                    yield Outcome("gets the stored answer, as of today", book, said)
 
     def _fresh(self, book: Book, name: str) -> Iterator[Outcome]:
         # A provider that keeps keys carries a request out once: what was to be rolled forward is this.
@@ -74,8 +81,10 @@ class Provider:
         yield from self._heard("moves the money", moved, _done(moved, name, "moved"))
         yield Outcome("moves the money and is answered 500", moved, "error")
         yield Outcome("moves the money and is answered 500, which is stored", moved._replace(stored="error"), "error")
-        failed = moved._replace(movements=(*book.movements, "failed"))
-        yield from self._heard("makes a movement that fails at once", failed, self._made(failed, name, "failed"))
+        if self._world.fails_at_once and not book.movements:
+            # One is enough: a second that fails is a refusal with a record.
+            failed = moved._replace(movements=("failed",))
+            yield from self._heard("makes a movement that fails at once", failed, self._made(failed, name, "failed"))
         if self._world.waits_for_us:
             made = moved._replace(movements=(*book.movements, "waiting"))
             yield Outcome("makes it and does not fund it", made, "unknown")
@@ -107,12 +116,23 @@ class Provider:
             # The stored 500 stays what it was: only the books show that it was carried out.
             stored = book.stored or "done"
             yield Change("rolls forward", Book((*book.movements, "moved"), stored, book.age))
-            yield Change("gives up", book._replace(rolls=False))
         if book.movements and book.movements[-1] == "waiting":
             yield Change("cancels what was not funded", _fate(book, "failed"))
         if self._world.bounces and "moved" in book.movements:
             yield Change("returns the money", _fate(book, "returned"))
             yield Change("fails the movement after all", _fate(book, "bounced"))
+
+
+def shown(world: World, state: State, place: int) -> Iterator[tuple[str, Fate]]:
+    """What the books show under a key."""
+    for number, fate in enumerate(state.books[place].movements, start=1):
+        yield f"{name_of(world, place)}.{number}", fate
+
+
+def name_of(world: World, place: int) -> str:
+    """What the ids of a key's movements begin with."""
+    generation, account = divmod(place, world.accounts)
+    return f"po{generation + 1}@{account}"
 
 
 def _fate(book: Book, fate: Fate) -> Book:

@@ -3,7 +3,7 @@
 Time counts in ticks and is kept as ages: how long ago, negative for what is still to come. An age stops growing where
 no decision can tell the difference any more, so the model needs no end of time.
 
-    sent ──1──> not-after ──1──> nothing on its way ──2──> horizon less margin ──2──> horizon ──1──> nobody asks any more
+    sent ─1─> not-after ─1─> nothing is on its way ─1─> horizon less margin ─2─> horizon ─1─> nobody asks any more
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from tallystick.core.settlement import Status
 SEND: Final = 1
 IN_FLIGHT: Final = 1
 STUCK: Final = 1
-HORIZON: Final = 6
+HORIZON: Final = 5
 MARGIN: Final = SEND + IN_FLIGHT
 UNDECIDED: Final = 1
 # Where ages stop: see `aged`.
@@ -23,25 +23,28 @@ OLDEST_FIRST: Final = HORIZON + UNDECIDED
 # No Wait is longer, so one that was decided this long ago is over.
 LONGEST_WAIT: Final = max(STUCK, SEND + IN_FLIGHT)
 
-Stage = Literal["idle", "asking", "to_send", "deciding", "sending", "waiting", "answered"]
+# `pause`: somebody was slower than his leave or his claim. `outage`: not a try, and it may go on for ever.
+Kind = Literal["step", "time", "pause", "outage", "crash", "restore", "person", "news"]
+Stage = Literal["idle", "asking", "looked", "to_send", "deciding", "sending", "waiting", "answered"]
 Fate = Literal["waiting", "moved", "failed", "bounced", "returned"]
 Flaw = Literal[
     "no_fence",
     "new_key_on_retry",
     "send_before_commit",
     "absence_dated_late",
-    "history_ignores_older_attempts",
-    "leave_by_the_worker_clock",
+    "history_of_the_newest_only",
+    "not_after_unchecked",
     "restore_asks_nothing",
     "restore_asks_too_early",
-    "restore_forgets_failed_rows",
+    "restore_asks_about_the_unfinished_only",
+    "retry_forgets_the_question",
     "dispute_forgets_the_question",
     "new_key_from_disputed",
 ]
 
 
 class Row(NamedTuple):
-    """The settlement. `due` is only kept while processing; `by_person`: a person made it failed."""
+    """The settlement. `due` and `tries` are only kept while processing."""
 
     status: Status = "pending"
     generation: int = 0
@@ -49,7 +52,6 @@ class Row(NamedTuple):
     due: int = 0
     ask_first: bool = False
     transfer: str = ""
-    by_person: bool = False
 
 
 class Intent(NamedTuple):
@@ -82,7 +84,10 @@ class Database(NamedTuple):
 
 
 class Book(NamedTuple):
-    """The provider's books under one key of one account. `rolls`: a request that failed inside may yet be carried out."""
+    """The provider's books under one key of one account.
+
+    `rolls`: a request that failed inside may yet be carried out. `age`: of what is stored, or of that request.
+    """
 
     movements: tuple[Fate, ...] = ()
     stored: Literal["", "done", "refused", "error"] = ""
@@ -134,7 +139,7 @@ IDLE: Final = Worker()
 
 
 class State(NamedTuple):
-    """One state of the whole world. `crashes` and `persons` are what is left; `restored`: ticks since, None before."""
+    """One state of the whole world. `persons`: how often people may still act. `restored`: ticks since, None before."""
 
     database: Database
     books: tuple[Book, ...]
@@ -142,7 +147,6 @@ class State(NamedTuple):
     wire: tuple[Request, ...] = ()
     backup: Database | None = None
     restored: int | None = None
-    crashes: int = 0
     persons: int = 0
     account: int = 0
     # What the checks must know and nobody in the world does.
@@ -150,11 +154,10 @@ class State(NamedTuple):
     gambled: bool = False
     breach: str = ""
 
-
     def __str__(self) -> str:
         """What matters, on a few lines: only what is not as in the beginning."""
         row, money, intents = self.database
-        left = {name: getattr(self, name) for name in ("crashes", "persons", "restored", "told", "gambled", "breach")}
+        left = {name: getattr(self, name) for name in ("persons", "restored", "told", "gambled", "breach")}
         parts = [
             f"{row.status}, {_short(row, 'status')} payable/in transit/paid out {money}",
             *(f"key {n}: {_short(intent) or 'sent now'}" for n, intent in enumerate(intents, start=1) if intent),
@@ -166,6 +169,14 @@ class State(NamedTuple):
         return " | ".join(part for part in parts if part)
 
 
+class Next(NamedTuple):
+    """One thing that can happen."""
+
+    kind: Kind
+    label: str
+    state: State
+
+
 def _short(value: tuple[object, ...], *without: str) -> str:
     fields: tuple[str, ...] = value._fields  # type: ignore[attr-defined]
     pairs = zip(fields, value, strict=True)
@@ -174,16 +185,16 @@ def _short(value: tuple[object, ...], *without: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What may happen, and how often.
+    """What may happen, and how often. Crashes, pauses, webhooks: as often as they like.
 
-    `rolls`: until when a request that failed inside may yet be carried out. `failed_is_done`: a movement that fails at
-    once is answered Done with that state (every adapter of ours says Refused). `told_strictly`: news counts as told
-    also when the row was not yet transferred.
+    `rolls`: until when a request that failed inside may yet be carried out. `fails_at_once`: a request may leave a
+    movement that failed; `failed_is_done`: which is answered Done with that state (our adapters say Refused).
+    `replays_today`: a stored answer shows what became of it since.
     """
 
     lookup: Lookup
     workers: int = 2
-    crashes: int = 2
+    crashes: bool = True
     persons: int = 0
     generations: int = 1
     accounts: int = 1
@@ -194,8 +205,9 @@ class World:
     rolls: Literal["never", "in_horizon", "ever"] = "ever"
     budget: int = 2
     margin: int = MARGIN
+    fails_at_once: bool = False
     failed_is_done: bool = False
-    told_strictly: bool = False
+    replays_today: bool = False
     flaws: frozenset[Flaw] = field(default_factory=frozenset)
 
     def with_flaws(self, *flaws: Flaw) -> "World":
@@ -210,6 +222,5 @@ class World:
             database=Database(Row(), (1, 0, 0), (None,) * self.generations),
             books=(Book(),) * (self.generations * self.accounts),
             workers=(IDLE,) * self.workers,
-            crashes=self.crashes,
             persons=self.persons,
         )

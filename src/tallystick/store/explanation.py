@@ -1,0 +1,44 @@
+"""What `explain` says: a name, a summary, and steps in the order they happened."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+
+from tallystick.core.provider import Exchange
+from tallystick.store.intent import IntentView
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing that happened."""
+
+    at: datetime
+    what: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What was found under a name, and its timeline."""
+
+    what: str
+    id: str
+    summary: str
+    timeline: tuple[Step, ...]
+
+
+def attempt_steps(found: IntentView) -> Iterator[Step]:
+    """Every attempt of an intent, with what was answered and the provider's own ids of the requests."""
+    yield Step(found.first_sent_at, f"first sent: {found.instruction.decode()}")
+    for attempt in found.attempts:
+        yield Step(attempt.sent_at, f"attempt {attempt.number} may be written until {attempt.not_after:%H:%M:%S.%f}")
+        if attempt.answered_at is None:
+            continue
+        what = " ".join(filter(None, (attempt.answer, attempt.provider_id, attempt.code)))
+        for exchange in msgspec.json.decode(attempt.evidence or b"[]", type=list[Exchange]):
+            yield Step(attempt.answered_at, f"attempt {attempt.number}: {exchange_text(exchange)}")
+        yield Step(attempt.answered_at, f"attempt {attempt.number} answered: {what}")
+
+
+def exchange_text(exchange: Exchange) -> str:
+    """One request to a provider, and what came back."""
+    answer = exchange.status or "no answer"
+    return f"{exchange.asked} -> {answer} {exchange.request_id} {exchange.said}".rstrip()

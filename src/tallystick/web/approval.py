@@ -1,0 +1,74 @@
+"""Approvals over HTTP: what waits for a second person, and his decision."""
+
+from typing import Literal
+
+import msgspec
+
+from tallystick.app import Service
+from tallystick.core.outcome import Rejected
+from tallystick.store import settlement_review
+from tallystick.store.settlement_review import ApprovalView
+from tallystick.web.call import Call, Reply, json_reply
+from tallystick.web.idempotency_key import read_keyed
+from tallystick.web.query import page_size
+from tallystick.web.settlement import reviewed
+
+
+class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a second person says to it, and why."""
+
+    decision: Literal["approve", "reject"]
+    reason: str
+
+
+class OpenApprovals(msgspec.Struct, frozen=True):
+    """What waits for a second person, oldest first. `more`: there are others, shown once these are decided."""
+
+    approvals: list[ApprovalView]
+    more: bool
+
+
+class Approvals:
+    """The endpoints of approvals."""
+
+    def __init__(self, service: Service) -> None:
+        """Whoever decides is known by his key's prefix, and must be another one than asked."""
+        self._reviews = service.reviews
+        self._database = service.database
+        self._decode = msgspec.json.Decoder(DecisionRequest).decode
+
+    async def list(self, call: Call) -> Reply | Rejected:
+        """Those that nobody has decided yet."""
+        query = call.query("limit")
+        if isinstance(query, Rejected):
+            return query
+        most = page_size(query)
+        if isinstance(most, Rejected):
+            return most
+        found = await settlement_review.list_approvals(self._database, call.access.tenant, most=most + 1)
+        return json_reply(200, OpenApprovals(found[:most], more=len(found) > most))
+
+    async def read(self, call: Call) -> Reply | Rejected:
+        """One approval, open or decided."""
+        query = call.query()
+        if isinstance(query, Rejected):
+            return query
+        found = await settlement_review.read_approval(self._database, call.access.tenant, call.path("id"))
+        return found if isinstance(found, Rejected) else json_reply(200, found)
+
+    async def decide(self, call: Call) -> Reply | Rejected:
+        """Approve or reject what another person asked for."""
+        keyed = await read_keyed(call, self._decode)
+        if isinstance(keyed, Rejected):
+            return keyed
+        asked, key = keyed
+        return reviewed(
+            await self._reviews.decide(
+                call.access.tenant,
+                call.path("id"),
+                decision=asked.decision,
+                reason=asked.reason,
+                by=call.access.prefix,
+                idempotency_key=key,
+            )
+        )

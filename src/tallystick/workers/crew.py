@@ -1,0 +1,62 @@
+"""Every worker of a process, and running them beside something else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from tallystick import app
+from tallystick.flows.settling import Settler
+from tallystick.workers.settler import SettlementWorker
+
+
+class Worker(Protocol):
+    """What every worker can do. `run` returns soon after `stopping` is set, with nothing left half done."""
+
+    name: str
+
+    async def run_once(self) -> object:
+        """One bounded piece of work; its counts."""
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until told to stop."""
+
+
+def crew(service: app.Service) -> list[Worker]:
+    """Every worker there is, with the service's own database, providers and sender.
+
+    They share its rate limits and breakers with whoever else sends in this process.
+    """
+    return [
+        SettlementWorker(
+            Settler(
+                service.database,
+                {name: provider},
+                service.sender,
+                patience=app.patience(service.settings, [name]),
+                by=app.worker_name(),
+            ),
+            name,
+            requests_per_second=provider.requests_per_second,
+        )
+        for name, provider in service.providers.items()
+        # The others can hold no settlements: creating one is refused.
+        if provider.facts.pushes_money
+    ]
+
+
+@asynccontextmanager
+async def working(workers: Sequence[Worker]) -> AsyncIterator[None]:
+    """Run them as long as the block runs; then let each finish what it holds.
+
+    A worker that fails for good (a broken invariant) ends the block, and its exception comes out of it.
+    """
+    stopping = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.run(stopping), name=worker.name)
+            yield
+            stopping.set()
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed

@@ -1,0 +1,70 @@
+"""A worker to be killed: one tick after another, until its standard input is closed.
+
+python -m tests.faults.settling DSN SIMULATOR NAME
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+import uvloop
+
+from tallystick import app
+from tallystick.core.settlement import Patience
+from tallystick.errors import TallystickError
+from tallystick.providers.port import Provider
+from tallystick.settings import LIMITS
+from tests.planted.bugs import BUGS
+from tests.providers.worlds import Control, impatient
+from tests.settlements import shop
+
+SETTLEMENTS = int(os.environ.get("TALLY_TEST_SETTLEMENTS", "1500"))
+IS_SHORT = SETTLEMENTS < 10_000
+# Minutes become seconds, all in the same proportion: a claim is longer than a leave and an answer together, and what is
+# in flight is given longer than the simulator ever delays it. A long run on a busy machine needs more of each.
+UNIT_SECONDS = 1.0 if IS_SHORT else 2.0
+LONGEST_IN_FLIGHT = timedelta(seconds=2 * UNIT_SECONDS)
+PATIENCE = Patience(stuck_after=timedelta(seconds=4 * UNIT_SECONDS), budget=4)
+HURRIED = replace(LIMITS, send_seconds=2 * UNIT_SECONDS, settlement_chunk=100 if IS_SHORT else 500)
+PAUSE_SECONDS = 0.2
+TICK_SECONDS = 10.0
+
+
+def hurried(url: str) -> Provider:
+    """The simulator as a provider that is waited for a second instead of minutes."""
+    provider = app.simulator(url)
+    provider.facts = msgspec.structs.replace(
+        provider.facts, longest_in_flight=LONGEST_IN_FLIGHT, answer_seconds=UNIT_SECONDS
+    )
+    impatient(provider, UNIT_SECONDS)
+    return provider
+
+
+async def main(dsn: str, url: str, name: str) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), stopped.set)
+    provider = hurried(url)
+    async with shop(
+        dsn, Control(url), providers={"simulator": provider}, patience=PATIENCE, limits=HURRIED, by=name
+    ) as one:
+        while not stopped.is_set():
+            try:
+                ticked = await one.tick(budget_seconds=TICK_SECONDS)
+            except TallystickError as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            print(ticked, flush=True)
+            if ticked.claimed + ticked.reclaimed == 0:
+                await asyncio.sleep(PAUSE_SECONDS)
+    await provider.close()
+
+
+if __name__ == "__main__":
+    if planted := os.environ.get("TALLY_TEST_PLANT"):
+        BUGS[planted].plant()
+    uvloop.run(main(sys.argv[1], sys.argv[2], sys.argv[3]))

@@ -1,0 +1,205 @@
+"""Settlement, killed anywhere: SIGKILL before and after every statement and every provider call of a tick.
+
+Each case is followed by recovery and by a comparison with the provider's books: one transfer for each settlement,
+every settlement transferred, the ledger right, the constitution kept. A sample that rotates with the commit runs
+always; TALLY_TEST_FULL=1 runs every point, TALLY_TEST_SEED repeats a sample. The counts are printed.
+"""
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from tests import servers
+from tests.faults.matrix import IS_FULL, Case, Victim, Victims, cases, seed
+from tests.faults.points import End, Point
+from tests.faults.settlement_ground import TICK, Ground, State, ground
+from tests.providers.worlds import WORLDS, Control, World
+
+SCENARIOS: Mapping[str, Mapping[State, int]] = {
+    "pass 1": {"pending": 3},
+    "pass 2, found": {"sent": 2},
+    "pass 2, absent": {"claimed": 2},
+    "both passes": {"sent": 1, "claimed": 1, "pending": 2},
+}
+EVERYTHING = "both passes"
+# How one tick is disturbed. With a second one there are rows for both.
+VARIANTS: Mapping[str, Callable[[Ground, End], Awaitable[Victim]]] = {
+    "one tick killed": Ground.kill,
+    "killed beside another": Ground.kill_beside_another,
+    "paused beside another": Ground.pause_beside_another,
+}
+# Of each scenario, when not everything is run.
+SAMPLE = 2
+PAYING = [world for world in WORLDS if world.purpose == "transfer"]
+
+pytestmark = pytest.mark.timeout(7_200 if IS_FULL else 300)
+
+
+class Tally:
+    """What was run."""
+
+    def __init__(self) -> None:
+        self.points = 0
+        self.known = 0
+        self.tried = 0
+        self.missed = 0
+
+    def say(self, what: str, began: float) -> str:
+        return (
+            f"crash matrix, {what}: {self.points} points, {self.tried} of {self.known} cases tried, "
+            f"{self.missed} not reached, 0 doubled, 0 lost, {time.monotonic() - began:.1f} s, seed {seed()}"
+        )
+
+    def add(self, other: "Tally") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@pytest.fixture(scope="module")
+def total(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Of this module, said at its end."""
+    began, tally = time.monotonic(), Tally()
+    yield tally
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\n" + tally.say("all", began))
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print("\n" + text, end="")
+
+    return say
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    with Victims(TICK, tmp_path_factory.mktemp("victims") / "log") as made:
+        yield made
+
+
+@pytest.fixture
+def dsn(embedded18: servers.Server) -> str:
+    return embedded18.fresh_database()
+
+
+async def discover(place: Ground, scenario: Mapping[State, int], **job: int | None) -> list[Point]:
+    """The points of one undisturbed tick. Its groups of answers are as few as can be: every tick has these points."""
+    await place.prepare(scenario)
+    victim = await place.kill(None, linger_seconds=0.15, **job)
+    assert victim.status == 0, place.said()
+    await place.recover()
+    await place.check()
+    return victim.points
+
+
+async def try_all(
+    place: Ground,
+    scenario: Mapping[State, int],
+    found: Sequence[Case],
+    disturb: Callable[[Ground, End], Awaitable[Victim]],
+) -> int:
+    """Each case on rows of its own; returns how many points were not reached."""
+    missed = 0
+    for case in found:
+        await place.prepare(scenario)
+        victim = await disturb(place, End(at=case.point, side=case.side))
+        assert victim.was_killed or victim.status == 0, place.said()
+        missed += not (victim.was_killed or victim.is_stopped)
+        try:
+            await place.recover()
+            await place.check()
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+    await place.verify()
+    assert missed <= 1 + len(found) // 20, f"{missed} of {len(found)} points were not reached; {place.said()}"
+    return missed
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("world", PAYING, ids=lambda world: world.name)
+async def test_whatever_ends_a_tick_every_payout_is_made_once(  # noqa: PLR0917 - fixtures
+    dsn: str,
+    control: Control,
+    victims: Victims,
+    world: World,
+    variant: str,
+    say: Callable[[str], None],
+    total: Tally,
+) -> None:
+    began, tally = time.monotonic(), Tally()
+    # Another provider's calls differ, the statements do not: a sample of it is smaller.
+    names = SCENARIOS if IS_FULL or world.name == "stripe" else (EVERYTHING,)
+    async with ground(dsn, control, world, victims) as place:
+        for name in names:
+            chance = random.Random(f"{seed()}/{world.name}/{variant}/{name}")
+            scenario, job = SCENARIOS[name], {}
+            if variant != "one tick killed":
+                scenario, job = {state: count * 2 for state, count in scenario.items()}, {"most": 2}
+            points = await discover(place, scenario, **job)
+            found = cases(points, chance, None if IS_FULL else SAMPLE)
+            tally.points += len(points)
+            tally.known += 2 * len(points)
+            tally.tried += len(found)
+            tally.missed += await try_all(place, scenario, found, VARIANTS[variant])
+    total.add(tally)
+    say(tally.say(f"{world.name}, {variant}", began))
+
+
+async def test_around_every_commit_a_tick_may_end(
+    dsn: str, control: Control, victims: Victims, say: Callable[[str], None], total: Tally
+) -> None:
+    """Where something becomes true for the others: these are tried whatever the sample."""
+    began, tally = time.monotonic(), Tally()
+    async with ground(dsn, control, PAYING[0], victims) as place:
+        points = await discover(place, SCENARIOS[EVERYTHING])
+        commits = [point for point in points if point.label == "sql COMMIT"]
+        found = cases(commits, random.Random(seed()), None)
+        assert len(commits) >= 5, points
+        tally.known, tally.tried = len(found), len(found)
+        tally.missed = await try_all(place, SCENARIOS[EVERYTHING], found, Ground.kill)
+    total.add(tally)
+    say(tally.say("around every commit", began))
+
+
+async def test_around_every_send_a_tick_may_be_paused(
+    dsn: str, control: Control, victims: Victims, say: Callable[[str], None], total: Tally
+) -> None:
+    """Two recoveries and the late original: the successor asks and decides while the first holds bytes or answer."""
+    began, tally = time.monotonic(), Tally()
+    scenario: Mapping[State, int] = {"pending": 2}
+    async with ground(dsn, control, PAYING[0], victims) as place:
+        points = await discover(place, scenario, most=2)
+        calls = [point for point in points if point.label.startswith("http ")]
+        found = cases(calls, random.Random(seed()), None)
+        assert len(calls) == 4, points
+        tally.known, tally.tried = len(found), len(found)
+        tally.missed = await try_all(place, scenario, found, Ground.pause_beside_another)
+    total.add(tally)
+    say(tally.say("paused around every send", began))
+
+
+async def test_two_lives_may_end_one_after_the_other(
+    dsn: str, control: Control, victims: Victims, say: Callable[[str], None], total: Tally
+) -> None:
+    """The one that recovers is killed too, anywhere."""
+    began, tally = time.monotonic(), Tally()
+    chance = random.Random(f"{seed()}/twice")
+
+    async def kill_twice(place: Ground, end: End) -> Victim:
+        victim = await place.kill(end)
+        await place.age()
+        await place.kill(End(number=chance.randint(1, 40), side=chance.choice(("before", "after"))))
+        return victim
+
+    async with ground(dsn, control, PAYING[0], victims) as place:
+        points = await discover(place, SCENARIOS[EVERYTHING])
+        found = cases(points, chance, None if IS_FULL else 2 * SAMPLE)
+        tally.known, tally.tried = 2 * len(points), len(found)
+        tally.missed = await try_all(place, SCENARIOS[EVERYTHING], found, kill_twice)
+    total.add(tally)
+    say(tally.say("killed twice", began))

@@ -1,0 +1,65 @@
+"""What transactions do to the row, its money and its intents. The caller has checked the fence."""
+
+from typing import Final, TypeVar
+
+from tallystick.core.settlement_ledger import MOVES, Move, Place
+from tests.model.settlement.deciders import Decision
+from tests.model.settlement.shape import Database, Intent, Row, Worker
+
+_PLACES: Final[tuple[Place, ...]] = ("payable", "in_transit", "paid_out")
+T = TypeVar("T")
+
+
+def decided(database: Database, decision: Decision, *, ask_first: bool) -> Database:
+    """A verdict. `ask_first`: the provider must still be asked before anything is sent."""
+    row = database.row
+    transfer = decision.transfer or row.transfer
+    match decision.what:
+        case "wait":
+            waiting = row._replace(tries=decision.tries, due=min(decision.age, 0), ask_first=ask_first)
+            return database._replace(row=waiting)
+        case "transferred" | "failed":
+            ended = Row(decision.what, row.generation, 0, 0, ask_first, transfer)
+            return database._replace(row=ended, money=moved(database.money, decision.what))
+        case "disputed":
+            return database._replace(row=Row("disputed", row.generation, 0, 0, ask_first, transfer))
+        case other:
+            raise AssertionError(other)
+
+
+def disputed(database: Database, transfer: str) -> Database:
+    """Somebody contradicts: the money goes to where it is in doubt."""
+    row = database.row
+    into = Row("disputed", row.generation, 0, 0, row.ask_first, transfer or row.transfer)
+    if row.status == "processing":
+        return database._replace(row=into)
+    move: Move = "disputed_again" if row.status == "transferred" else "disputed_after_all"
+    return database._replace(row=into, money=moved(database.money, move))
+
+
+def moved(money: tuple[int, int, int], move: Move) -> tuple[int, int, int]:
+    """One posting, as production words it."""
+    source, target = (_PLACES.index(place) for place in MOVES[move])
+    after = list(money)
+    after[source] -= 1
+    after[target] += 1
+    return after[0], after[1], after[2]
+
+
+def answered(intent: Intent, worker: Worker) -> Intent:
+    """An attempt's answer, kept whoever holds the claim."""
+    is_newest = worker.attempt == "newest"
+    intent = intent._replace(answered=intent.answered or is_newest, open=intent.open - (not is_newest))
+    match worker.said.split():
+        case ["done", id_, _]:
+            return intent._replace(done=id_)
+        case ["unknown"]:
+            return intent._replace(unknown=True)
+        case ["error"]:
+            return intent._replace(unknown=True, error=True)
+        case _:
+            return intent
+
+
+def replaced(items: tuple[T, ...], number: int, item: T) -> tuple[T, ...]:
+    return (*items[:number], item, *items[number + 1 :])

@@ -1,0 +1,295 @@
+"""Bugs in settling: see `bugs`."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import msgspec
+
+from tallystick.core import settlement as deciders
+from tallystick.core.keys import digest
+from tallystick.core.provider import Busy, Sending, Unknown
+from tallystick.core.settlement import NOTHING_SENT, Failed
+from tallystick.flows import sending
+from tallystick.flows import settling as ticks
+from tallystick.store import intent as intents
+from tallystick.store import settling
+from tests.planted.bug import Bug
+from tests.planted.provider_bugs import resent_past_the_horizon
+
+SETTLING: Final = "tests/flows/test_settling.py::"
+CRASH: Final = "tests/faults/test_settlement_crash.py::"
+
+
+def _reworded(name: str, *changes: tuple[str, str]) -> None:
+    """A statement with these parts replaced. A part that is not there would plant nothing."""
+    for old, new in changes:
+        if old not in settling._SQL[name]:
+            raise ValueError(f"{name} has no {old!r} any more")
+        settling._SQL[name] = settling._SQL[name].replace(old, new)
+
+
+def _after_answer(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    def after_answer(history: Any, answer: Any, **more: Any) -> Any:
+        return deciders.after_answer(*spoilt(history, answer), **more)
+
+    cast("Any", ticks).after_answer = after_answer
+
+
+def no_fence() -> None:
+    """Whoever was given a row may write to it for ever."""
+    _reworded("fence", (" AND s.claim_number = mine.claim", ""))
+    _reworded("record", (" AND s.claim_number = given.claim", ""))
+
+
+def late_worker_finishes() -> None:
+    """Neither its claim nor the row's state keeps it from posting."""
+    no_fence()
+    _reworded("fence", ("s.status,", "'processing'::text AS status,"))
+
+
+def late_answer_thrown_away() -> None:
+    """Who lost his claim says nothing at all."""
+    original = settling.record
+
+    async def record(connection: Any, items: Any, *, by: str) -> list[bool]:
+        names = settling._names([item.claimed for item in items])
+        rows = await connection.fetch(settling._SQL["fence"], *names)
+        mine = {(row["tenant_id"], row["number"]) for row in rows}
+        kept = [item for item in items if (item.claimed.tenant.number, item.claimed.number) in mine]
+        done = dict(zip(map(id, kept), await original(connection, kept, by=by), strict=True)) if kept else {}
+        return [done.get(id(item), False) for item in items]
+
+    cast("Any", settling).record = record
+
+
+def claims_wait_for_each_other() -> None:
+    """Without SKIP LOCKED."""
+    _reworded("claim", (" SKIP LOCKED", ""))
+
+
+def recoveries_wait_for_each_other() -> None:
+    """Without SKIP LOCKED."""
+    _reworded("reclaim", (" SKIP LOCKED", ""))
+
+
+def claimed_in_two_steps() -> None:
+    """What is pending is looked up first, and claimed then."""
+    _reworded("claim", (" FOR UPDATE SKIP LOCKED", ""))
+
+
+def sent_before_the_claim_is_committed() -> None:
+    """The provider is called while the claim's transaction is open."""
+    begin, call = intents.begin, sending.call
+    answers: dict[bytes, Any] = {}
+
+    async def begin_and_send(connection: Any, items: Any) -> Any:
+        begun = await begin(connection, items)
+        for item in items:
+            until = Sending(first_sent_at=_NEVER, not_after=_NEVER, sendable_until=math.inf)
+            answers[item.instruction.key] = await call(_ADAPTERS[item.provider], item.instruction, until)
+        return begun
+
+    async def told(adapter: Any, instruction: Any, until: Any) -> Any:
+        return answers.pop(instruction.key) if instruction.key in answers else await call(adapter, instruction, until)
+
+    asking = ticks._Run._asking
+
+    def knowing(self: Any, row: Any, adapter: Any) -> Any:
+        _ADAPTERS[row.provider] = adapter
+        return asking(self, row, adapter)
+
+    cast("Any", ticks._Run)._asking = knowing
+    cast("Any", ticks).intents = _Module(intents, begin=begin_and_send)
+    cast("Any", sending).call = told
+
+
+def new_key_for_each_claim() -> None:
+    """A payout that is taken over gets another key."""
+    original = cast("Any", settling.Claimed.instruction).fget
+
+    def instruction(self: Any) -> Any:
+        worded = original(self)
+        if self.claim_number == 1:
+            return worded
+        return msgspec.structs.replace(worded, key=digest("settlement", key=self.key.hex(), claim=self.claim_number))
+
+    cast("Any", settling.Claimed).instruction = property(instruction)
+
+
+def unknown_is_failed() -> None:
+    """A 500, or silence, is taken for a failure."""
+
+    def after_answer(history: Any, answer: Any, **more: Any) -> Any:
+        return Failed(answer.code) if isinstance(answer, Unknown) else deciders.after_answer(history, answer, **more)
+
+    cast("Any", ticks).after_answer = after_answer
+
+
+def busy_resolves_an_unknown() -> None:
+    """The newest answer is the whole truth."""
+    _after_answer(lambda history, answer: (NOTHING_SENT if isinstance(answer, Busy) else history, answer))
+
+
+def only_the_newest_attempt_counts() -> None:
+    """What came before a Busy is forgotten."""
+    of_all = "bool_or(a.answer IS NULL OR a.answer = 'unknown')"
+    _reworded("histories", (of_all, f"coalesce({of_all} FILTER (WHERE a.number = i.attempts), false)"))
+
+
+def horizon_not_decided() -> None:
+    """The deciders trust a key for ever; what stands at the intent does not."""
+    cast("Any", deciders)._is_forgotten = lambda *_facts: False
+
+
+def resent_blindly() -> None:
+    """Neither of them looks at the horizon."""
+    horizon_not_decided()
+    resent_past_the_horizon()
+
+
+def absence_believed_at_once() -> None:
+    """What the books do not show was never sent."""
+    original = deciders._absent
+
+    def absent(history: Any, tries: int, *, facts: Any, **more: Any) -> Any:
+        return original(history, tries, facts=msgspec.structs.replace(facts, longest_in_flight=timedelta(0)), **more)
+
+    cast("Any", deciders)._absent = absent
+
+
+def successor_does_not_wait() -> None:
+    """A leave to send that is still running is no reason to wait."""
+
+    def next_step(history: Any, **more: Any) -> Any:
+        return deciders.next_step(msgspec.structs.replace(history, not_after=history.first_sent_at), **more)
+
+    cast("Any", ticks).next_step = next_step
+
+
+def leave_never_ends() -> None:
+    """A tick's sends may be written however late."""
+    cast("Any", ticks).Sending = lambda **said: Sending(**{**said, "sendable_until": math.inf})
+
+
+def posted_again_when_run_again() -> None:
+    """A group of results whose COMMIT was lost is taken for a new one."""
+    _reworded("fence", ("s.status,", "'processing'::text AS status,"))
+    cast("Any", settling)._token = lambda _items: uuid4().hex
+
+
+def posted_in_a_commit_of_its_own() -> None:
+    """The row first, the money after."""
+    put_off: ContextVar[list[Any] | None] = ContextVar("put_off", default=None)
+    original = settling._run
+
+    async def run(connection: Any, claims: Any) -> None:
+        waiting = put_off.get()
+        if waiting is None:
+            await original(connection, claims)
+        else:
+            waiting.extend(claims)
+
+    async def commit(self: Any, items: Any, *, patient: bool) -> Any:
+        waiting: list[Any] = []
+        token = put_off.set(waiting)
+        async with self._database.writing() as connection:
+            done = await settling.record(connection, items, by=self._by)
+        put_off.reset(token)
+        async with self._database.writing() as connection:
+            await original(connection, waiting)
+        return done
+
+    cast("Any", settling)._run = run
+    cast("Any", settling.RecordWork).commit = commit
+
+
+class _Module:
+    """A module with some of its names replaced, for one of those who import it."""
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self._original = original
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+_ADAPTERS: dict[str, Any] = {}
+_NEVER: Any = None
+
+SETTLEMENT_BUGS: Mapping[str, Bug] = {
+    "no_fence": Bug(no_fence, (SETTLING + "test_the_worker_that_lost_its_claim_changes_nothing",)),
+    "late_worker_finishes": Bug(
+        late_worker_finishes,
+        (
+            SETTLING + "test_a_late_answer_after_the_row_was_finished_changes_nothing",
+            CRASH + "test_around_every_send_a_tick_may_be_paused",
+        ),
+    ),
+    "late_answer_thrown_away": Bug(
+        late_answer_thrown_away, (SETTLING + "test_a_late_answer_is_kept_as_evidence_and_believed",)
+    ),
+    "claims_wait_for_each_other": Bug(
+        claims_wait_for_each_other, (SETTLING + "test_two_claims_at_once_share_no_row_and_neither_waits",)
+    ),
+    "claimed_in_two_steps": Bug(
+        claimed_in_two_steps, (SETTLING + "test_two_claims_at_once_share_no_row_and_neither_waits",)
+    ),
+    "recoveries_wait_for_each_other": Bug(
+        recoveries_wait_for_each_other, (SETTLING + "test_two_recoveries_at_once_share_no_row_and_neither_waits",)
+    ),
+    "sent_before_the_claim_is_committed": Bug(
+        sent_before_the_claim_is_committed,
+        (SETTLING + "test_what_is_sent_is_claimed_and_posted_before_its_first_byte_leaves",),
+    ),
+    "new_key_for_each_claim": Bug(
+        new_key_for_each_claim, (SETTLING + "test_what_is_proven_absent_is_sent_once_more_under_the_same_key",)
+    ),
+    "unknown_is_failed": Bug(
+        unknown_is_failed,
+        tuple(
+            f"{SETTLING}test_an_unknown_outcome_is_not_a_failure[{fault}]"
+            for fault in ("error_500_no_object", "execute_then_500", "gateway_503", "in_flight", "html_200")
+        ),
+    ),
+    "busy_resolves_an_unknown": Bug(
+        busy_resolves_an_unknown,
+        (SETTLING + "test_a_busy_provider_neither_resolves_an_unknown_nor_spends_its_budget",),
+    ),
+    "only_the_newest_attempt_counts": Bug(
+        only_the_newest_attempt_counts,
+        (SETTLING + "test_a_busy_provider_neither_resolves_an_unknown_nor_spends_its_budget",),
+    ),
+    "horizon_not_decided": Bug(
+        horizon_not_decided,
+        (
+            SETTLING + "test_past_the_horizon_nothing_is_sent_blindly",
+            SETTLING + "test_the_horizon_may_pass_while_the_provider_is_asked",
+        ),
+    ),
+    "horizon_not_held_by_the_intent": Bug(
+        resent_past_the_horizon, (SETTLING + "test_the_horizon_may_pass_while_the_provider_is_asked",)
+    ),
+    "resent_blindly": Bug(resent_blindly, (SETTLING + "test_past_the_horizon_nothing_is_sent_blindly",)),
+    "absence_believed_at_once": Bug(
+        absence_believed_at_once, (SETTLING + "test_absence_proves_nothing_while_the_first_may_be_on_its_way",)
+    ),
+    "successor_does_not_wait": Bug(
+        successor_does_not_wait,
+        (SETTLING + "test_while_one_may_be_writing_its_successor_neither_asks_nor_sends",),
+    ),
+    "leave_never_ends": Bug(
+        leave_never_ends, (SETTLING + "test_a_worker_that_was_stopped_before_its_bytes_sends_nothing",)
+    ),
+    "posted_again_when_run_again": Bug(
+        posted_again_when_run_again,
+        (SETTLING + "test_a_result_whose_commit_was_lost_is_posted_once[Cut.AFTER_COMMIT]",),
+    ),
+    "posted_in_a_commit_of_its_own": Bug(
+        posted_in_a_commit_of_its_own, (CRASH + "test_around_every_commit_a_tick_may_end",)
+    ),
+}
