@@ -15,6 +15,7 @@ from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Movement
 from tallystick.core.settlement import Patience
 from tallystick.errors import TallystickError
+from tallystick.flows.reconciliation import reconcile
 from tallystick.settings import Limits
 from tallystick.store.settlement import SettlementView, figures
 from tallystick.store.settlement_review import ReviewView
@@ -377,6 +378,20 @@ async def test_the_provider_takes_a_transfer_back(one: Shop, control: Control) -
     assert await one.reviews.observe("simulator", news) is None, "told twice, it happened once"
     now = await one.read(view.id)
     assert (now.status, await one.balances()) == ("disputed", ON_ITS_WAY)
+    await nothing_is_wrong(one)
+
+
+async def test_the_provider_loses_its_record(one: Shop, control: Control) -> None:
+    """No webhook tells of that. A comparison of the books finds it, and what is not there does not count as paid."""
+    view = await one.create("bounty-1")
+    await one.tick()
+    await paid_once(one, view)
+    control.call("POST", "reset")
+    assert len((await one.halves()).lost) == 1
+    await one.pass_time(timedelta(days=1), also_there=False)
+    found = await reconcile(one.database, one.providers, one.reviews, by="tests", repair=True)
+    assert ([dict(each.breaks) for each in found.compared], found.is_complete) == ([{"missing_there": 1}], True)
+    assert ((await one.read(view.id)).status, await one.balances()) == ("disputed", ON_ITS_WAY)
     await nothing_is_wrong(one)
 
 

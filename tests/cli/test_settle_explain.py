@@ -4,9 +4,13 @@ import json
 import re
 from datetime import timedelta
 
+import pytest
+
 from tallystick.core.provider import Movement
+from tallystick.store import explain_settlement
+from tallystick.store.explain import explain
 from tests.cli.payouts import Payouts
-from tests.settlements import A_WHILE, shop
+from tests.settlements import A_WHILE, Shop, shop
 
 
 async def test_one_timeline_under_all_of_its_names(payouts: Payouts) -> None:
@@ -111,6 +115,41 @@ async def test_disputes_decisions_and_every_generation_are_shown(payouts: Payout
     assert moves == ["claimed", "failed", "claimed", "transferred", "disputed_again", "transferred"]
     # The key of the generation that failed still leads here.
     assert one.id in payouts.run("explain", one.idempotency_key).stdout
+
+
+async def test_postings_are_found_among_many_others(payouts: Payouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked for just after the moment it belongs to, wherever that is in a long history."""
+    monkeypatch.setattr(explain_settlement, "_ENTRIES_AFTER", 1)
+    async with shop(payouts.dsn, payouts.control) as made:
+
+        async def others(prefix: str) -> None:
+            for number in range(3):
+                await made.create(f"{prefix}-{number}")
+                await made.tick()
+
+        await others("before")
+        one = await made.create("a-1")
+        await others_pending(made)
+        await made.tick()
+        await others("between")
+        await made.reviews.dispute(
+            made.tenant, one.id, reason="not arrived", evidence="mail", by="ada", idempotency_key="k1"
+        )
+        await others("after")
+        (found,) = await explain(made.database, made.tenant, one.id)
+    posted = [step.what.split(": ", 1)[1] for step in found.timeline if step.what.startswith("posted by")]
+    assert [text.split(",")[0] for text in posted] == [
+        "-12.34 EUR to settlement:clearing:EUR",
+        "claimed",
+        "transferred",
+        "disputed_again",
+    ]
+
+
+async def others_pending(made: Shop) -> None:
+    """Created after it, paid with it: the creations stand between its own and its claim."""
+    for number in range(3):
+        await made.create(f"pending-{number}")
 
 
 async def test_news_from_the_provider_are_shown(payouts: Payouts) -> None:

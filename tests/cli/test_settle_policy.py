@@ -58,8 +58,10 @@ def test_a_second_setting_replaces_the_whole_line(migrated: Payouts) -> None:
     assert (line["percent_ppm"], line["fixed_micros"]) == (30_000, 0)
 
 
-# 2.3 and 0.07 are among the figures that floats cannot hold.
-@pytest.mark.parametrize(("percent", "ppm"), [("2.3", 23_000), ("0.07", 700), ("100", 1_000_000), ("0", 0)])
+# With floats 0.57, 1.14 and 0.0029 would each come out one part too small.
+@pytest.mark.parametrize(
+    ("percent", "ppm"), [("0.57", 5_700), ("1.14", 11_400), ("0.0029", 29), ("100", 1_000_000), ("0", 0)]
+)
 async def test_percent_is_exact(shared: str, monkeypatch: pytest.MonkeyPatch, percent: str, ppm: int) -> None:
     await migrate(shared)
     monkeypatch.setenv("TALLY_DATABASE_URL", shared)

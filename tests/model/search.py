@@ -3,6 +3,7 @@
 Knows nothing of what it explores.
 """
 
+import gc
 from array import array
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ class Graph(Generic[S]):
 
     def explore(self, broken: Callable[[S], str | None], *, most: int) -> Violation | None:
         """Visit everything, or stop at the first state that is broken."""
+        # Nothing here refers to itself: the collector would only walk over every state again and again.
+        gc.disable()
+        try:
+            return self._explore(broken, most)
+        finally:
+            gc.enable()
+
+    def _explore(self, broken: Callable[[S], str | None], most: int) -> Violation | None:
         states, numbers, parents = self.states, self._numbers, self._parents
         name = broken(states[0])
         at = 0

@@ -139,14 +139,16 @@ def test_a_bug_of_the_flow_is_found(flaw: Flaw) -> None:
         assert violation.name == name
 
 
-@pytest.mark.parametrize("flaw", ["dispute_forgets_the_question", "retry_forgets_the_question"])
-def test_a_question_that_is_forgotten_is_found(flaw: Flaw) -> None:
-    """The lost life paid, nobody can be asked, and a person has it tried again when the key is forgotten."""
+@pytest.mark.parametrize(("lookup", "persons"), [(Lookup.NONE, 1), (Lookup.EXACT, 2)], ids=["disputed", "transferred"])
+@pytest.mark.parametrize("flaw", ["verdict_forgets_the_question", "retry_forgets_the_question"])
+def test_a_question_that_is_forgotten_is_found(flaw: Flaw, lookup: Lookup, persons: int) -> None:
+    """The lost life paid. What was found, or could not be asked, is disputed; tried again when the key is forgotten."""
+    world = replace(RESTORED, lookup=lookup)
     paid = Book(("moved",), "done", age=2)
-    first = RESTORED.first_state()._replace(books=(paid,), restored=0, persons=1)
+    first = world.first_state()._replace(books=(paid,), restored=0, persons=persons)
     first = first._replace(database=first.database._replace(row=Row(ask_first=True)))
-    assert explore(RESTORED, first=first)[1] is None
-    _, violation = explore(RESTORED.with_flaws(flaw), first=first)
+    assert explore(world, first=first)[1] is None
+    _, violation = explore(world.with_flaws(flaw), first=first)
     assert violation is not None
     assert violation.name == ONE_MOVEMENT
 

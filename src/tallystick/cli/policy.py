@@ -75,7 +75,7 @@ def set_(*, tenant: str, currency: str, percent: str, fixed: str, minimum: str) 
 
 
 def _ppm(percent: str) -> int:
-    """Exactly, or not at all: a float would make 2.3 % 22,999 parts per million."""
+    """Exactly, or not at all: a float would make 1.14 % 11,399 parts per million."""
     if not _PERCENT.fullmatch(percent) or Decimal(percent) * _PPM > _MOST_PPM:
         raise click.BadParameter(
             f"{percent!r} is not a number from 0 to 100 with at most four decimals", param_hint="--percent"

@@ -34,8 +34,14 @@ _MEANINGS: Final = {
     show_default=True,
     help="Wait until nothing that was sent before the restore can still be on its way (minutes).",
 )
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="PROVIDER",
+    help="A provider that is used no more and need not be asked. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def recover(*, wait: bool, as_json: bool) -> None:
+def recover(*, wait: bool, without: tuple[str, ...], as_json: bool) -> None:
     """After a restore from backup: look up every unfinished payout at its provider before anything is sent again.
 
     Stops all sending from this database, recomputes the key of every unfinished settlement, asks the providers' books,
@@ -45,7 +51,7 @@ def recover(*, wait: bool, as_json: bool) -> None:
     Exit status: 0 all is known and sending goes on; 1 a person must look, or it is not finished: run it again; 2 wrong
     settings; 3 the database, or a provider, is out of reach: sending stays stopped.
     """
-    recovered = run(_recover(configuration.load(), wait=wait))
+    recovered = run(_recover(configuration.load(), wait=wait, without=without))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(recovered)))
     else:
@@ -79,15 +85,16 @@ def _comment(recovered: Recovered) -> None:
         )
     for name, rows in recovered.elsewhere.items():
         click.echo(
-            f"{rows} unfinished settlement(s) are for {name}, which is not configured here, so nobody was asked about "
-            "them. They are not sent. Configure it, then run `tally recover` again.",
+            f"{name} paid for this database and is not configured here: nobody was asked about its {rows} unfinished "
+            "settlement(s), nor what it paid since the backup. Configure it and run `tally recover` again; or leave it "
+            f"out on purpose: `tally recover --without {name}`.",
             err=True,
         )
     if recovered.is_confirmed:
         click.echo("Sending goes on: `tally settle` and the workers may run.", err=True)
 
 
-async def _recover(settings: Settings, *, wait: bool) -> Recovered:
+async def _recover(settings: Settings, *, wait: bool, without: tuple[str, ...]) -> Recovered:
     async with app.running(settings, migrating=False) as service:
         return await ask(
             service.database,
@@ -95,5 +102,6 @@ async def _recover(settings: Settings, *, wait: bool) -> Recovered:
             service.settler,
             by=system_user(),
             wait=wait,
+            without=without,
             tell=lambda line: click.echo(line, err=True),
         )

@@ -32,6 +32,7 @@ from tallystick.core.provider import (
     Lookup,
     Movement,
     Refused,
+    State,
     Undecided,
     Unknown,
 )
@@ -42,6 +43,9 @@ STATUSES: Final[tuple[Status, ...]] = ("pending", "processing", "transferred", "
 BUDGET_EXHAUSTED: Final = "retry_budget_exhausted"
 # Nothing reached the provider: our own breaker, gate or clock, or no connection. An outage is not a try.
 NEVER_WRITTEN: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
+# Nobody answers there: asking every second would only fill the books with attempts.
+_AWAY: Final = frozenset({"breaker_open", "unreachable"})
+_AWAY_PAUSE: Final = timedelta(seconds=30)
 # After a Busy, doubled with each try.
 _FIRST_PAUSE: Final = timedelta(seconds=2)
 _LONGEST_PAUSE: Final = timedelta(hours=1)
@@ -64,7 +68,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     `may_have_run`: an attempt is unknown or was never answered. `is_silent`: the newest one was never answered.
     `server_error`: one ended inside the provider with an error, so it may yet roll forward.
-    `not_after`: until when bytes may still be written. `account`: whose books they would be in.
+    `not_after`: until when bytes may still be written. `account`: whose books they would be in. `done_as`, `done_state`
+    and `refused_as` are final answers that came when their claim was lost already: whoever looks next believes them.
     """
 
     first_sent_at: datetime | None = None
@@ -73,6 +78,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     is_silent: bool = False
     server_error: bool = False
     done_as: str | None = None
+    done_state: State | None = None
+    refused_as: str | None = None
     account: str | None = None
 
 
@@ -124,9 +131,10 @@ def next_step(
     history: History, *, tries: int, account: str, lookup: Lookup, now: datetime, facts: Facts, patience: Patience
 ) -> Step:
     """What to do about a payout that was claimed again. `account` is the one this process would send with."""
-    if history.done_as is not None:
-        # An answer that came after its claim was lost is kept as evidence, and believed.
-        return Transferred(history.done_as)
+    if history.done_as is not None and not _is_failure_in_doubt(history):
+        return _moved(history.done_as, history.done_state or "moved")
+    if history.refused_as is not None and not history.may_have_run:
+        return Failed(history.refused_as)
     if not history.may_have_run or history.first_sent_at is None or history.not_after is None:
         return Failed(BUDGET_EXHAUSTED) if tries >= patience.budget else Send(tries)
     if now < history.not_after:
@@ -136,6 +144,8 @@ def next_step(
         return Disputed("sent_with_another_account")
     if lookup is not Lookup.NONE:
         return LookUp()
+    if history.done_as is not None:
+        return Disputed("failed_at_the_provider", history.done_as)
     if _is_forgotten(history, now, facts):
         return Disputed("past_the_horizon")
     return _again(history, tries, patience)
@@ -198,7 +208,10 @@ def after_answer(history: History, answer: Answer, *, tries: int, now: datetime,
     """What an answer to an attempt means. `history` is that of the attempts before it."""
     match answer:
         case Done():
-            return _moved(answer.movement)
+            if answer.movement.state == "failed" and history.may_have_run:
+                # It speaks of one movement; what was sent before may be another.
+                return Wait(now + patience.stuck_after, tries + 1)
+            return _moved(answer.movement.id, answer.movement.state)
         case Refused():
             if history.may_have_run and not answer.replayed:
                 # It speaks of this request alone: the earlier one may still have been paid.
@@ -295,22 +308,36 @@ def _found(
         if _is_forgotten(history, now, facts):
             return Disputed("made_but_not_funded", movement.id)
         return _again(history, tries, patience)
-    return _moved(movement)
+    if movement.state == "failed" and history.not_after is not None:
+        # It speaks of what was sent before it. Something sent later may be on its way, or roll forward after an error.
+        settled_at = history.not_after + facts.longest_in_flight
+        if now < settled_at:
+            return Wait(settled_at, tries)
+        if history.server_error:
+            return Disputed("failed_after_a_server_error", movement.id)
+    return _moved(movement.id, movement.state)
 
 
-def _moved(movement: Movement) -> Transferred | Failed | Disputed:
-    match movement.state:
+def _is_failure_in_doubt(history: History) -> bool:
+    return history.done_state == "failed" and history.may_have_run
+
+
+def _moved(id_: str, state: State) -> Transferred | Failed | Disputed:
+    match state:
         case "failed":
             return Failed("failed_at_the_provider")
         case "returned":
-            return Disputed("returned", movement.id)
+            return Disputed("returned", id_)
         case _:
-            return Transferred(movement.id)
+            return Transferred(id_)
 
 
 def _absent(
     history: History, tries: int, *, lookup: Lookup, now: datetime, facts: Facts, patience: Patience
 ) -> Send | Wait | Disputed:
+    if history.done_as is not None:
+        # Once made and failed, now not shown: the books contradict the answer.
+        return Disputed("failed_and_not_shown", history.done_as)
     if lookup is Lookup.EXACT and history.not_after is not None:
         settled_at = history.not_after + facts.longest_in_flight
         if now < settled_at:
@@ -337,5 +364,7 @@ def _is_forgotten(history: History, now: datetime, facts: Facts) -> bool:
 
 
 def _pause(busy: Busy, tries: int, patience: Patience) -> timedelta:
+    if busy.code in _AWAY:
+        return min(max(_AWAY_PAUSE, timedelta(seconds=busy.after_seconds)), _LONGEST_PAUSE)
     backoff = patience.stuck_after if busy.needs_person else _FIRST_PAUSE * 2 ** min(tries, 16)
     return min(max(backoff, timedelta(seconds=busy.after_seconds)), _LONGEST_PAUSE)

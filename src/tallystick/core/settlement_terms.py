@@ -21,6 +21,8 @@ from tallystick.core.outcome import Rejected
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_ledger import SettlementCreated
 
+# A thousand million of the major unit: more is a slip of the finger, and a few of them would overflow an account.
+MAX_GROSS_MICROS: Final = 10**15
 MAX_ATTRIBUTION: Final = 200
 MAX_SQUAD: Final = 120
 MAX_DESTINATION: Final = 1_000
@@ -67,11 +69,13 @@ def wish_fault(wish: SettlementCreated) -> Rejected | None:
             f"Use 1 to {MAX_DESTINATION} printable characters, as the provider wants them.",
         )
     fault = amount_fault(wish.gross_micros)
+    if fault is None and wish.gross_micros > MAX_GROSS_MICROS:
+        fault = "amount_overflow"
     if fault is not None:
         return Rejected(
             fault,
             f"gross_micros is {wish.gross_micros!r:.80}, which is not an amount.",
-            "Send a whole number of micros (millionths of the major unit) from 1 to 9223372036854775807.",
+            "Send a whole number of micros (millionths of the major unit) from 1 to 10^15.",
         )
     return currency_fault(wish.currency)
 

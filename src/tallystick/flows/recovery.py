@@ -11,7 +11,7 @@ Safe to run twice, to kill at any moment, and to run where nothing was restored.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,6 +22,7 @@ from tallystick.flows.settling import Settler
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import recovery as store
+from tallystick.store import settlement_review as review
 from tallystick.store.database import Database
 
 _MARKED_AT_ONCE: Final = 1_000
@@ -35,7 +36,8 @@ _MOVES_MONEY_OUT: Final = ("transfer", "payout")
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     """What was found. Not `is_confirmed`: ticks stay stopped; run it again, after `wait_seconds` where they are given.
 
-    `elsewhere`: unfinished payouts of providers that are not configured here. They are asked about once they are.
+    `elsewhere`: providers that are not configured here, with their unfinished payouts. While one is missing and not
+    left out on purpose, ticks stay stopped: what it paid since the backup is not known.
     """
 
     marked: int
@@ -59,10 +61,14 @@ async def recover(
     *,
     by: str,
     wait: bool = True,
+    without: Collection[str] = (),
     limits: Limits = LIMITS,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Recovered:
-    """Ask the providers about everything unfinished; let ticks send once all of it is known."""
+    """Ask the providers about everything unfinished; let ticks send once all of it is known.
+
+    `without`: providers that are not configured here any more and need not be asked.
+    """
     await store.distrust(database)
     known_until, now = await store.last_known(database)
     marked, wrong = await _mark(database, providers, now, by=by, limits=limits)
@@ -75,7 +81,8 @@ async def recover(
     asked = await settler.ask()
     orphans, unreachable = await _orphans(database, providers, known_until, now, limits=limits)
     open_ = sum(one.rows for one in await store.open_rows(database) if one.provider in providers)
-    is_confirmed = open_ == 0 and not unreachable
+    elsewhere = await store.elsewhere(database, list(providers))
+    is_confirmed = open_ == 0 and not unreachable and not (elsewhere.keys() - set(without))
     if is_confirmed:
         await store.confirm(database)
     return Recovered(
@@ -89,7 +96,7 @@ async def recover(
         keys_differ=wrong,
         is_confirmed=is_confirmed,
         wait_seconds=left,
-        elsewhere=await store.elsewhere(database, list(providers)),
+        elsewhere=elsewhere,
         unreachable=unreachable,
     )
 
@@ -132,8 +139,13 @@ async def _orphans(
     for name, provider in providers.items():
         try:
             async for movement in provider.movements(since=since, until=until):
-                if movement.purpose in _MOVES_MONEY_OUT:
-                    found += await store.keep_if_orphan(database, name, movement)
+                if movement.purpose not in _MOVES_MONEY_OUT:
+                    continue
+                if await store.keep_if_orphan(database, name, movement):
+                    found += 1
+                else:
+                    # What the backup calls failed, or paid otherwise, the lost life may have paid.
+                    await review.observe(database, name, movement)
         except ProviderUnreachable:
             unreachable.append(name)
     return found, tuple(unreachable)

@@ -41,7 +41,6 @@ from tallystick.core.settlement import (
     LookUp,
     Patience,
     Send,
-    Transferred,
     Verdict,
     Wait,
     after_answer,
@@ -155,6 +154,7 @@ class _Run:
         # Rows that each pass may still claim; None: any number.
         self._left = {"claimed": most, "reclaimed": most}
         self._may_send = may_send
+        self._left_out: set[int] = set()
         self._counts: Counter[str] = Counter()
         # One lane: a group grows while the one before it commits. Nobody waits for a single answer.
         limits = replace(
@@ -182,6 +182,9 @@ class _Run:
             while not paying.done():
                 await asyncio.wait([paying], timeout=self._turn_seconds())
                 await self.recover_stuck(provider)
+        except asyncio.CancelledError:
+            paying.cancel()
+            raise
         finally:
             await _all([paying])
 
@@ -195,8 +198,17 @@ class _Run:
 
     async def _lane(self, provider: str, cursor: "_Cursor") -> None:
         while size := self._chunk(provider, "claimed", self._limits.settlement_chunk):
+            if self._adapter(provider).breaker.away(steady()) > 0:
+                # What is claimed from a provider that is down would only wait: it can wait as pending.
+                return
             began = steady()
-            claimed = await self._retried(partial(self._claim, provider, cursor, size, began))
+            try:
+                claimed = await self._retried(partial(self._claim, provider, cursor, size, began))
+            except settling.PostingRefused as refused:
+                # A tenant whose books are damaged stops himself, and nobody else.
+                log.error("tenant_left_out", tenant=refused.tenant.name, reason=str(refused))
+                self._left_out.add(refused.tenant.number)
+                continue
             if not claimed.rows:
                 return
             await self._finish(provider, claimed)
@@ -214,6 +226,7 @@ class _Run:
                 stuck_after=self._patience(provider).stuck_after,
                 token=token,
                 by=self._by,
+                without=self._left_out,
             )
             heard = steady()
             if not rows:
@@ -274,15 +287,19 @@ class _Run:
 
     async def recover_stuck(self, provider: str) -> None:
         """Take over what is overdue, ask, decide; until nothing is overdue or the time is over."""
+        async with self._database.owning() as connection:
+            due_before = await settling.now(connection)
         while size := self._chunk(provider, "reclaimed", self._limits.settlement_stuck_chunk):
-            rows, histories, heard = await self._retried(partial(self._reclaim, provider, size))
+            rows, histories, heard = await self._retried(partial(self._reclaim, provider, size, due_before))
             if not rows:
                 return
             self._counts["reclaimed"] += len(rows)
             await self._recover(provider, rows, histories, heard)
         await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
 
-    async def _reclaim(self, provider: str, most: int) -> tuple[list[Claimed], dict[int, History], float]:
+    async def _reclaim(
+        self, provider: str, most: int, due_before: datetime
+    ) -> tuple[list[Claimed], dict[int, History], float]:
         async with self._database.writing() as connection:
             rows, histories = await settling.reclaim(
                 connection,
@@ -291,6 +308,7 @@ class _Run:
                 stuck_after=self._patience(provider).stuck_after,
                 token=uuid4(),
                 by=self._by,
+                due_before=due_before,
                 only_asked=not self._may_send,
             )
             return rows, histories, steady()
@@ -303,8 +321,9 @@ class _Run:
         sends: list[tuple[Claimed, Send, tuple[Evidence, ...]]] = []
         for row, (step, evidence) in zip(rows, decided, strict=True):
             if not isinstance(step, Send):
-                still = row.ask_first and isinstance(step, Wait)
-                futures.append(self._record(Result(claimed=row, verdict=step, evidence=evidence, ask_first=still)))
+                # Only proof of absence answers the question for good: whatever is decided may be disputed and retried.
+                result = Result(claimed=row, verdict=step, evidence=evidence, ask_first=row.ask_first)
+                futures.append(self._record(result))
             elif self._may_send:
                 sends.append((row, step, evidence))
             else:
@@ -453,12 +472,10 @@ class _Run:
     def _withheld(self, row: Claimed, withheld: Withheld, tries: int, provider: str) -> Verdict:
         now = row.now
         match withheld:
-            case AlreadyDone(provider_id):
-                return Transferred(provider_id)
             case StillSending(until):
                 return Wait(until, tries)
-            case PastHorizon():
-                # Pass 2 asks the provider's books and decides.
+            case AlreadyDone() | PastHorizon():
+                # Pass 2 reads all that was sent, asks the provider's books where it must, and decides.
                 return Wait(now, tries)
             case OtherAccount():
                 return Disputed("sent_with_another_account")

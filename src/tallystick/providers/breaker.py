@@ -38,6 +38,10 @@ class Breaker:
         self.state, self._until = "probing", now + PROBE_SECONDS
         return 0.0
 
+    def away(self, now: float) -> float:
+        """How many seconds a send would be kept back; 0 when it would be let through. Changes nothing."""
+        return 0.0 if self.state == "closed" else max(0.0, self._until - now)
+
     def succeeded(self) -> None:
         """The provider answered in its senses, whatever it said."""
         if self.state != "closed" or self.failures:

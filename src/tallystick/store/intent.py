@@ -240,6 +240,7 @@ async def record_answers(connection: Connection, items: Sequence[Answered]) -> l
         [_provider_id(item.answer) for item in ordered],
         [msgspec.json.encode(item.answer.evidence) for item in ordered],
         [isinstance(item.answer, Unknown) and item.answer.server_error for item in ordered],
+        [item.answer.movement.state if isinstance(item.answer, Done) else None for item in ordered],
     )
     recorded = {(*_row_name(row), row["number"]) for row in written}
     if len(recorded) < len(items):

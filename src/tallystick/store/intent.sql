@@ -68,9 +68,10 @@ UPDATE tally.intent i SET attempts = begun.number
 -- Only where there is no answer yet: a second run after a lost COMMIT changes nothing.
 UPDATE tally.attempt a
    SET answered_at = clock_timestamp(), answer = given.answer, code = given.code, provider_id = given.provider_id,
-       evidence = given.evidence, server_error = given.server_error
+       evidence = given.evidence, server_error = given.server_error, state = given.state
   FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[],
-              $9::boolean[]) AS given (t, p, k, n, answer, code, provider_id, evidence, server_error)
+              $9::boolean[], $10::text[])
+       AS given (t, p, k, n, answer, code, provider_id, evidence, server_error, state)
  WHERE a.tenant_id = given.t AND a.provider = given.p AND a.key = given.k AND a.number = given.n
    AND a.answer IS NULL
 RETURNING a.tenant_id, a.provider, a.key, a.number;

@@ -56,14 +56,14 @@ async def open_rows(database: Database) -> list[Open]:
 
 
 async def elsewhere(database: Database, providers: Sequence[str]) -> dict[str, int]:
-    """Unfinished payouts of providers that are not among these."""
+    """Providers that are not among these and once were used, with their unfinished payouts."""
     async with database.owning() as connection:
         rows = await connection.fetch(_SQL["elsewhere"], list(providers))
     return {row["provider"]: row["rows"] for row in rows}
 
 
 async def last_known(database: Database) -> tuple[datetime | None, datetime]:
-    """When this database last knew of anything, and its time now."""
+    """When this database last remembers a send, as of when it was first distrusted; and its time now."""
     async with database.owning() as connection:
         ((at, now),) = await connection.fetch(_SQL["last_known"])
     return at, now

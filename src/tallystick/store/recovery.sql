@@ -1,6 +1,7 @@
 -- name: distrust
 -- Nobody sends until `confirm`: also where the database cannot tell by itself that it was restored.
-UPDATE tally.whereabouts SET database = 0;
+UPDATE tally.whereabouts
+   SET database = 0, known_until = coalesce(known_until, (SELECT max(sent_at) FROM tally.attempt));
 
 -- name: mark_pending
 -- Claimed without being sent: asked about first, when nothing of the lost life can still be on its way.
@@ -36,14 +37,12 @@ SELECT provider, count(*) AS rows, max(due_at) AS last, clock_timestamp() AS now
   FROM tally.settlement_state WHERE status = 'processing' AND ask_first GROUP BY provider;
 
 -- name: elsewhere
--- Unfinished rows of providers that are not configured here: nobody can be asked about them.
-SELECT provider, count(*) AS rows FROM tally.settlement_state
- WHERE status IN ('pending', 'processing') AND provider <> ALL($1::text[]) GROUP BY provider ORDER BY provider;
+-- Providers that are not configured here: nobody can be asked about their unfinished rows, nor what else they paid.
+SELECT provider, count(*) FILTER (WHERE status IN ('pending', 'processing')) AS rows FROM tally.settlement_state
+ WHERE provider <> ALL($1::text[]) GROUP BY provider ORDER BY provider;
 
 -- name: last_known
--- The newest step that this database remembers.
-SELECT greatest((SELECT max(changed_at) FROM tally.settlement_state), (SELECT max(sent_at) FROM tally.attempt)) AS at,
-       clock_timestamp() AS now;
+SELECT known_until AS at, clock_timestamp() AS now FROM tally.whereabouts;
 
 -- name: known_keys
 SELECT i.key FROM tally.tenant t JOIN tally.intent i
@@ -59,5 +58,6 @@ VALUES ($1, $2, $3, $4, $5, $6)
 
 -- name: confirm
 UPDATE tally.whereabouts w
-   SET system = h.system, timeline = h.timeline, database = h.database, confirmed_at = clock_timestamp()
+   SET system = h.system, timeline = h.timeline, database = h.database, confirmed_at = clock_timestamp(),
+       known_until = NULL
   FROM tally.here() AS h;

@@ -238,6 +238,9 @@ async def _ask_about_orphans(connection: Connection, wishes: Sequence[Wish], key
         for wish, reference in zip(wishes, references, strict=True)
         if (wish.operation.provider, reference) in found
     ]
+    if not await connection.fetchval(_SQL["is_here"]):
+        # While a restored database is not confirmed, anything may have been sent by the life that was lost.
+        asked = list(wishes)
     if asked:
         await connection.execute(_SQL["ask_first"], [wish.tenant.number for wish in asked], [wish.id for wish in asked])
 

@@ -37,6 +37,12 @@ SELECT tenant_id, number, provider, $13::timestamptz FROM made;
 SELECT provider, reference FROM tally.orphan
   JOIN unnest($1::text[], $2::text[]) AS asked (p, r) ON provider = asked.p AND reference = asked.r;
 
+-- name: is_here
+-- Shared: `tally recover` waits for those who are creating, and those who come later see what it found.
+SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database
+  FROM tally.whereabouts w, tally.here() AS h
+   FOR SHARE OF w;
+
 -- name: ask_first
 UPDATE tally.settlement_state s SET ask_first = true
   FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, id)
@@ -51,8 +57,9 @@ SELECT r.tenant_id, r.key FROM unnest($1::integer[], $2::text[]) AS asked (t, k)
 SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.due_at, st.tries, st.transfer_id,
        st.reason, st.changed_at, st.claim_token, st.result_id, st.claimed_by, st.ask_first
   FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, i)
-  JOIN tally.settlement s ON s.tenant_id = wanted.t AND s.id = wanted.i
-  JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number;
+ CROSS JOIN LATERAL (SELECT * FROM tally.settlement s WHERE s.tenant_id = wanted.t AND s.id = wanted.i OFFSET 0) AS s
+ CROSS JOIN LATERAL (SELECT * FROM tally.settlement_state st
+                      WHERE st.tenant_id = s.tenant_id AND st.number = s.number OFFSET 0) AS st;
 
 -- name: by_transfer
 SELECT s.id FROM tally.settlement_state st JOIN tally.settlement s USING (tenant_id, number)

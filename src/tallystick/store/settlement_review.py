@@ -137,6 +137,7 @@ async def resolve(
     match resolution:
         case "confirm":
             transfer_id = decision.transfer_id or row["transfer_id"]
+            await connection.execute(_SQL["hold_transfer"], row["provider"], transfer_id)
             if await connection.fetchval(_SQL["is_taken"], row["provider"], transfer_id, tenant.number, row["number"]):
                 # Whose it is, is not said: it may be another tenant's.
                 raise LedgerRefused(
@@ -168,8 +169,8 @@ async def decide(
         return refusal
     verdict = "approved" if is_approved else "rejected"
     given = await _one(connection, "approve", tenant.number, id_, verdict, by, decision.reason)
-    await _note(connection, row, f"generation_{verdict}", by, decision)
     if not is_approved:
+        await _note(connection, row, f"generation_{verdict}", by, decision)
         return ReviewView(settlement=view(row), approval=_approval(given))
     await connection.execute(_SQL["end_key"], tenant.number, row["id"])
     generation = row["generation"] + 1
@@ -184,6 +185,8 @@ async def decide(
     )
     await connection.execute(_SQL["renew"], tenant.number, row["number"], generation, key)
     reviewed = await _moved(connection, tenant, row, "pending", None)
+    # After the key was ended: what came back must have come back since the approval before this one.
+    await _note(connection, row, f"generation_{verdict}", by, decision)
     # A life of this database that was lost may have sent this very generation.
     references = [form(key) for form in _FORMS]
     await connection.execute(_SQL["begin_anew"], tenant.number, row["number"], row["provider"], references)
@@ -195,11 +198,11 @@ async def decide(
 
 async def observe(database: Database, provider: str, movement: Movement) -> str | None:
     """What the provider's books say of a movement now. The settlement that became disputed by it, if one did."""
-    for tenant, id_, key in await _meant(database, provider, movement):
-        disputed = await _observe_one(database, tenant, id_, key, movement)
-        if disputed is not None:
-            return disputed
-    return None
+    disputed = [
+        await _observe_one(database, tenant, id_, key, movement)
+        for tenant, id_, key in await _meant(database, provider, movement)
+    ]
+    return next(filter(None, disputed), None)
 
 
 async def read_approval(database: Database, tenant: Tenant, name: str) -> ApprovalView | Rejected:
@@ -258,13 +261,26 @@ def _unresolvable(row: asyncpg.Record, decision: Decision, resolution: Resolutio
             f"{name} would be confirmed without the provider's id of the transfer.",
             "Send transfer_id: the id that the provider's dashboard shows for it.",
         )
-    if resolution == "retry" and row["was_done"]:
+    if resolution == "retry" and (row["was_done"] or row["transfer_id"] is not None):
         return Rejected(
             "not_retryable",
-            f"The provider once answered that {name} was made: asking again under its key would only find that.",
-            "If it came back, write it off; then ask for another generation.",
+            f"The provider has made {name} once, as {row['transfer_id'] or 'it said'}: another try could only find "
+            "that, or pay it a second time.",
+            "Confirm it; or, if it came back, write it off and ask for another generation.",
         )
     return None
+
+
+def _still_there(row: asyncpg.Record) -> Rejected | None:
+    """What the provider made, and has not shown to have come back, gets no other key."""
+    if row["came_back"] or not (row["was_done"] or row["transfer_id"] is not None):
+        return None
+    return Rejected(
+        "not_retryable",
+        f"{settlement_name(row['id'].bytes)} was made by the provider as {row['transfer_id']}, and nothing of the "
+        "provider's shows that it came back.",
+        "Run `tally reconcile --repair`: when the provider's books show the loss, another generation can be asked for.",
+    )
 
 
 def _undecidable(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: bool, by: str) -> Rejected | None:
@@ -288,20 +304,16 @@ def _undecidable(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: boo
             "asked for no longer fits.",
             "Reject this request; ask again when the settlement has failed.",
         )
-    return None
+    return _still_there(row) if is_approved else None
 
 
 async def _ask_for_generation(
     connection: Connection, row: asyncpg.Record, decision: Decision, *, by: str
 ) -> ReviewView | Rejected:
     tenant = row["tenant_id"]
-    if row["was_done"] and not row["came_back"]:
-        return Rejected(
-            "not_retryable",
-            f"{decision.subject} was made by the provider as {row['transfer_id']}, and nothing of the provider's shows "
-            "that it came back.",
-            "Run `tally reconcile`: when the provider's books show the loss, another generation can be asked for.",
-        )
+    refusal = _still_there(row)
+    if refusal is not None:
+        return refusal
     waiting = await connection.fetchrow(_SQL["open_approval"], tenant, row["id"])
     if waiting is None:
         waiting = await _one(
@@ -426,6 +438,7 @@ async def _observe_one(database: Database, tenant: Tenant, id_: UUID, key: bytes
                     currency=row["currency"],
                 )
                 if verdict is None:
+                    await _note_return(connection, row, movement)
                     return None
                 await _contradict(connection, tenant, row, verdict, movement)
         except Contended:
@@ -438,6 +451,14 @@ async def _observe_one(database: Database, tenant: Tenant, id_: UUID, key: bytes
             raise Unreachable(str(lost)) from lost
         return name
     raise InFlight(LIMITS.lock_wait_seconds)
+
+
+async def _note_return(connection: Connection, row: asyncpg.Record, movement: Movement) -> None:
+    """A row that a person has in hand already learns, once, that its transfer came back."""
+    is_back = movement.state in ("failed", "returned") and movement.id == row["transfer_id"]
+    if is_back and row["status"] in ("failed", "disputed") and not row["came_back"]:
+        seen = Evidence(what="came_back", found=movement.state, detail=_told(movement))
+        await _note(connection, row, "came_back", "provider", seen)
 
 
 async def _contradict(

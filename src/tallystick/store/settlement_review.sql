@@ -5,9 +5,13 @@ SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.d
        EXISTS (SELECT 1 FROM tally.attempt a
                 WHERE a.tenant_id = s.tenant_id AND a.key = s.key AND a.provider = s.provider AND a.answer = 'done')
            AS was_done,
+       -- Of this generation: what came back before the last approval says nothing of what was sent after it.
        EXISTS (SELECT 1 FROM tally.settlement_event e
                 WHERE e.tenant_id = s.tenant_id AND e.settlement = s.number
-                  AND e.what IN ('came_back', 'missing_there')) AS came_back
+                  AND e.what IN ('came_back', 'missing_there')
+                  AND e.number > (SELECT coalesce(max(a.number), 0) FROM tally.settlement_event a
+                                   WHERE a.tenant_id = s.tenant_id AND a.settlement = s.number
+                                     AND a.what = 'generation_approved')) AS came_back
   FROM tally.settlement s
   JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number
  WHERE s.tenant_id = $1 AND s.id = $2
@@ -17,10 +21,12 @@ SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.d
 -- The claim number goes up: a worker that still holds an older claim can no longer write.
 UPDATE tally.settlement_state
    SET status = $3, reason = $4, transfer_id = coalesce($5, transfer_id), result_id = $6,
-       claim_number = claim_number + 1, changed_at = clock_timestamp(), ask_first = false,
+       claim_number = claim_number + 1, changed_at = clock_timestamp(),
        due_at = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE due_at END,
        claimed_at = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE claimed_at END,
        processing_since = CASE WHEN $3 = 'processing' THEN clock_timestamp() ELSE processing_since END,
+       -- A person may be wrong, or late: what is tried again is asked about first.
+       ask_first = ask_first OR $3 = 'processing',
        tries = CASE WHEN $3 IN ('processing', 'pending') THEN 0 ELSE tries END
  WHERE tenant_id = $1 AND number = $2;
 
@@ -34,6 +40,8 @@ UPDATE tally.settlement SET generation = $3, key = $4 WHERE tenant_id = $1 AND n
 UPDATE tally.settlement_state
    SET transfer_id = NULL,
        ask_first = EXISTS (SELECT 1 FROM tally.orphan o WHERE o.provider = $3 AND o.reference = ANY($4::text[]))
+                   OR NOT (SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database
+                             FROM tally.whereabouts w, tally.here() AS h)
  WHERE tenant_id = $1 AND number = $2;
 
 -- name: ask
@@ -76,6 +84,10 @@ SELECT s.tenant_id, t.name AS tenant, s.id, s.key
   JOIN tally.settlement s ON s.tenant_id = st.tenant_id AND s.number = st.number
   JOIN tally.tenant t ON t.tenant_id = s.tenant_id
  WHERE st.transfer_id = $2 AND st.provider = $1;
+
+-- name: hold_transfer
+-- Two who confirm with the same id, at the same time, must see each other.
+SELECT pg_advisory_xact_lock(hashtext($1::text), hashtext($2::text));
 
 -- name: is_taken
 SELECT EXISTS (SELECT 1 FROM tally.settlement_state

@@ -5,7 +5,7 @@ Locks in one order everywhere: states of settlements, intents, attempts, account
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -29,7 +29,7 @@ from tallystick.core.settlement import (
 )
 from tallystick.core.settlement_ledger import Item, Move, Moved, SettlementMoved, postings
 from tallystick.engine import batch
-from tallystick.errors import InvariantBroken, require
+from tallystick.errors import InvariantBroken
 from tallystick.store import intent as intents
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered
@@ -61,22 +61,10 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     ask_first: bool
     now: datetime
-
-    @property
-    def instruction(self) -> Transfer:
-        """What is asked of the provider: the same bytes for ever, because all of it is fixed at creation."""
-        return Transfer(
-            key=self.key,
-            destination=self.destination,
-            amount_micros=self.amount_micros,
-            currency=self.currency,
-            description=settlement_name(self.id.bytes),
-        )
-
-    @property
-    def name(self) -> str:
-        """As people write it."""
-        return settlement_name(self.id.bytes)
+    # As people write its id.
+    name: str
+    # What is asked of the provider: the same bytes for ever, because all of it is fixed at creation.
+    instruction: Transfer
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +83,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     answered: Answered | None = None
     evidence: tuple[Evidence, ...] = ()
-    # The verdict may leave the question open that must be asked first.
+    # Whether the question that must be asked first is still open.
     ask_first: bool = False
 
 
 async def claim(
-    connection: Connection, provider: str, *, after: int, most: int, stuck_after: timedelta, token: UUID, by: str
+    connection: Connection,
+    provider: str,
+    *,
+    after: int,
+    most: int,
+    stuck_after: timedelta,
+    token: UUID,
+    by: str,
+    without: Collection[int] = (),
 ) -> list[Claimed]:
-    """Pass 1, inside the caller's transaction: pending rows become processing. `post_claims` belongs to it."""
-    rows = await connection.fetch(_SQL["claim"], provider, after, most, stuck_after, token, by)
+    """Pass 1, inside the caller's transaction: pending rows become processing. `post_claims` belongs to it.
+
+    `without`: tenants whose books refuse it.
+    """
+    rows = await connection.fetch(_SQL["claim"], provider, after, most, stuck_after, token, by, list(without))
     return [claimed_row(row) for row in rows]
 
 
@@ -121,10 +120,11 @@ async def reclaim(
     stuck_after: timedelta,
     token: UUID,
     by: str,
+    due_before: datetime,
     only_asked: bool = False,
 ) -> tuple[list[Claimed], dict[int, History]]:
     """Pass 2, inside the caller's transaction: overdue rows under a new claim, and what was sent for each."""
-    rows = await connection.fetch(_SQL["reclaim"], provider, most, stuck_after, token, by, only_asked)
+    rows = await connection.fetch(_SQL["reclaim"], provider, most, stuck_after, token, by, only_asked, due_before)
     claimed = [claimed_row(row) for row in rows]
     if claimed:
         await count(connection, by, {"reclaimed": len(claimed)})
@@ -144,6 +144,8 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
             is_silent=row["is_silent"],
             server_error=row["server_error"],
             done_as=row["done_as"],
+            done_state=row["done_state"],
+            refused_as=row["refused_as"],
             account=row["account"],
         )
         for row in await connection.fetch(_SQL["histories"], *columns, provider)
@@ -165,6 +167,21 @@ async def begin_again(
         _SQL["extend"], *_names([row for row, _ in mine]), stuck_after, [tries for _, tries in mine]
     )
     return [row for row, _ in mine]
+
+
+class PostingRefused(InvariantBroken):
+    """A tenant's books refuse a settlement's own posting: they were damaged, or an account is full."""
+
+    def __init__(self, tenant: Tenant, reason: str) -> None:
+        """`reason` as the ledger said it."""
+        super().__init__(f"the ledger of tenant {tenant.name} refuses a settlement's own posting: {reason}")
+        self.tenant = tenant
+
+
+async def now(connection: Connection) -> datetime:
+    """The database's time."""
+    moment: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    return moment
 
 
 class RecordWork:
@@ -251,11 +268,20 @@ async def _note(connection: Connection, open_: Sequence[Result], late: Sequence[
         if isinstance(item.verdict, Disputed):
             why = Evidence(what="disputed", found=item.verdict.reason)
             events.append((item.claimed.tenant.number, item.claimed.number, why.what, by, msgspec.json.encode(why)))
+    for item in open_:
+        if _came_back(item.verdict):
+            back = Evidence(what="came_back", found=type(item.verdict).__name__.lower())
+            events.append((item.claimed.tenant.number, item.claimed.number, back.what, by, msgspec.json.encode(back)))
     for item in late:
         if item.answered is not None:
             seen = Evidence(what="late_answer", found=type(item.answered.answer).__name__.lower())
             events.append((item.claimed.tenant.number, item.claimed.number, seen.what, by, msgspec.json.encode(seen)))
     await add_events(connection, events)
+
+
+def _came_back(verdict: Verdict) -> bool:
+    """The provider itself showed that what it made is not with the payee."""
+    return isinstance(verdict, Failed | Disputed) and verdict.reason in ("returned", "failed_at_the_provider")
 
 
 def _counts(items: Sequence[Result]) -> Counter[str]:
@@ -317,9 +343,10 @@ def _moved(row: Claimed, move: Move) -> Moved:
 async def _run(connection: Connection, claims: Sequence[Claim]) -> None:
     if not claims:
         return
-    for answer in await batch.run(PostgresTransaction(connection), claims, patient=True):
+    answers = await batch.run(PostgresTransaction(connection), claims, patient=True)
+    for claim_, answer in zip(claims, answers, strict=True):
         if not isinstance(answer, Committed | Duplicate):
-            raise InvariantBroken(f"the ledger refused a settlement's own posting: {answer}")
+            raise PostingRefused(claim_.tenant, str(answer))
 
 
 def _names(rows: Sequence[Claimed]) -> tuple[list[int], list[int], list[int]]:
@@ -328,7 +355,7 @@ def _names(rows: Sequence[Claimed]) -> tuple[list[int], list[int], list[int]]:
 
 def claimed_row(row: asyncpg.Record) -> Claimed:
     """A row that a claiming statement returned."""
-    require(row["key"], "a settlement without a key")
+    name = settlement_name(row["id"].bytes)
     return Claimed(
         tenant=Tenant(row["tenant_id"], row["tenant"]),
         number=row["number"],
@@ -347,4 +374,12 @@ def claimed_row(row: asyncpg.Record) -> Claimed:
         tries=row["tries"],
         ask_first=row["ask_first"],
         now=row["now"],
+        name=name,
+        instruction=Transfer(
+            key=row["key"],
+            destination=row["destination"],
+            amount_micros=row["amount_micros"],
+            currency=row["currency"],
+            description=name,
+        ),
     )

@@ -1,3 +1,6 @@
+-- LATERAL with OFFSET 0 is a probe of the primary key for each row, whatever the planner thinks of a table that was empty
+-- when it planned: a plan is made once for each connection.
+
 -- name: claim
 -- Pass 1, one statement. SKIP LOCKED: two ticks never share a row, and none waits for the other. The partial index of
 -- pending rows is all it looks at; $2 lets a long tick go on where it was instead of passing over what it claimed.
@@ -10,6 +13,7 @@ WITH claimed AS (
            due_at = clock_timestamp() + $4::interval
      WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
                                 WHERE provider = $1 AND status = 'pending' AND number > $2
+                                  AND tenant_id <> ALL ($7::integer[])
                                 ORDER BY number LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
 )
@@ -17,18 +21,20 @@ SELECT s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_
        i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
        s.ask_first, clock_timestamp() AS now
   FROM claimed s
-  JOIN tally.settlement i ON i.tenant_id = s.tenant_id AND i.number = s.number
-  JOIN tally.tenant t ON t.tenant_id = s.tenant_id;
+ CROSS JOIN LATERAL (SELECT * FROM tally.settlement i
+                      WHERE i.tenant_id = s.tenant_id AND i.number = s.number OFFSET 0) AS i
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = s.tenant_id OFFSET 0) AS t;
 
 -- name: reclaim
 -- Pass 2: what was claimed and is overdue, by the database's clock. $6: only what must be asked first.
+-- $7: what was due then; what becomes due while the pass runs is for the next, so that a pass ends.
 WITH claimed AS (
     UPDATE tally.settlement_state s
        SET claim_number = s.claim_number + 1, claim_token = $4, claimed_by = $5, claimed_at = clock_timestamp(),
            changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
      WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
                                 WHERE provider = $1 AND status = 'processing' AND due_at <= statement_timestamp()
-                                  AND (ask_first OR NOT $6)
+                                  AND due_at <= $7 AND (ask_first OR NOT $6)
                                 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
 )
@@ -36,17 +42,24 @@ SELECT s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_
        i.amount_micros, s.provider, i.destination, i.generation, i.key, i.created_at, s.claim_number, s.tries,
        s.ask_first, clock_timestamp() AS now
   FROM claimed s
-  JOIN tally.settlement i ON i.tenant_id = s.tenant_id AND i.number = s.number
-  JOIN tally.tenant t ON t.tenant_id = s.tenant_id;
+ CROSS JOIN LATERAL (SELECT * FROM tally.settlement i
+                      WHERE i.tenant_id = s.tenant_id AND i.number = s.number OFFSET 0) AS i
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = s.tenant_id OFFSET 0) AS t;
 
 -- name: histories
 SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_after,
        bool_or(a.answer IS NULL OR a.answer = 'unknown') AS may_have_run,
        coalesce(bool_or(a.answer IS NULL) FILTER (WHERE a.number = i.attempts), false) AS is_silent,
-       bool_or(a.server_error) AS server_error, max(a.provider_id) FILTER (WHERE a.answer = 'done') AS done_as
+       bool_or(a.server_error) AS server_error, max(a.provider_id) FILTER (WHERE a.answer = 'done') AS done_as,
+       -- Answers of one movement may be of different days: that it came back is the later news.
+       CASE WHEN bool_or(a.state = 'returned') THEN 'returned' WHEN bool_or(a.state = 'failed') THEN 'failed'
+            ELSE max(a.state) END AS done_state,
+       (array_agg(a.code ORDER BY a.number DESC) FILTER (WHERE a.answer = 'refused'))[1] AS refused_as
   FROM unnest($1::integer[], $2::bytea[]) AS wanted (t, k)
-  JOIN tally.intent i ON i.tenant_id = wanted.t AND i.key = wanted.k AND i.provider = $3
-  JOIN tally.attempt a ON a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider
+ CROSS JOIN LATERAL (SELECT * FROM tally.intent i
+                      WHERE i.tenant_id = wanted.t AND i.key = wanted.k AND i.provider = $3 OFFSET 0) AS i
+ CROSS JOIN LATERAL (SELECT * FROM tally.attempt a
+                      WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider OFFSET 0) AS a
  GROUP BY i.tenant_id, i.key, i.account, i.first_sent_at;
 
 -- name: fence

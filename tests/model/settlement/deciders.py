@@ -210,8 +210,8 @@ class Rules:
                 return Decision("wait", age=_age(until), why="still sending")
             case PastHorizon():
                 return Decision("wait", why="past the horizon")
-            case AlreadyDone(provider_id):
-                return Decision("transferred", transfer=provider_id, why="already done")
+            case AlreadyDone():
+                return Decision("wait", why="already done")
             case OtherAccount():
                 return Decision("disputed", why="sent with another account")
             case Begun() | OtherKey() | OtherInstruction() as odd:
@@ -223,7 +223,7 @@ class Rules:
 def history_of(intent: Intent | None) -> Asked:
     """What the store reads for a key."""
     if intent is None:
-        return Asked(None, None, False, False, False, "", None)
+        return Asked(None, None, False, False, False, "", None, False, None)
     return Asked(
         min(intent.first, OLDEST_FIRST),
         intent.not_after,
@@ -231,6 +231,8 @@ def history_of(intent: Intent | None) -> Asked:
         not intent.answered,
         intent.error,
         intent.done,
+        intent.fate,
+        intent.refused,
         intent.account,
     )
 
@@ -243,6 +245,8 @@ def _history(asked: Asked) -> History:
         is_silent=asked.is_silent,
         server_error=asked.error,
         done_as=asked.done or None,
+        done_state=None if asked.fate is None else _STATES[asked.fate],
+        refused_as="account_closed" if asked.refused else None,
         account=None if asked.account is None else str(asked.account),
     )
 

@@ -12,7 +12,7 @@ from tests.model.settlement.shape import IDLE, Intent, Next, State, Worker, Worl
 from tests.model.settlement.workers import Workers
 
 # Answers that leave a trace in the history.
-_TRACES: Final = ("done", "unknown", "error")
+_TRACES: Final = ("done", "refused", "unknown", "error")
 _FINAL: Final = frozenset({"transferred", "failed", "disputed"})
 
 

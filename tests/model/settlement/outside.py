@@ -87,9 +87,10 @@ class Outside:
         live = range(row.generation * self._world.accounts, (row.generation + 1) * self._world.accounts)
         standing = [id_ for place in live for id_, fate in shown(self._world, state, place) if fate == "moved"]
         if standing:
-            confirmed = rows.decided(database, Decision("transferred", transfer=standing[0]), ask_first=False)
+            confirmed = rows.decided(database, Decision("transferred", transfer=standing[0]), ask_first=row.ask_first)
             yield Next("person", "a person confirms it", spent._replace(database=confirmed))
-        else:
+        elif not any(fate == "moved" for book in state.books for fate in book.movements):
+            # The dashboard shows every payment to that payee, also those whose key a restore lost.
             off = rows.decided(database, Decision("failed"), ask_first=row.ask_first)
             gambled = state.gambled or self._may_move(state, live)
             yield Next("person", "a person writes it off", spent._replace(database=off, gambled=gambled))

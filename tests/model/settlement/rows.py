@@ -1,12 +1,13 @@
 """What transactions do to the row, its money and its intents. The caller has checked the fence."""
 
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from tallystick.core.settlement_ledger import MOVES, Move, Place
 from tests.model.settlement.deciders import Decision
-from tests.model.settlement.shape import Database, Intent, Row, Worker
+from tests.model.settlement.shape import Database, Fate, Intent, Row, Worker
 
 _PLACES: Final[tuple[Place, ...]] = ("payable", "in_transit", "paid_out")
+_LATEST_FIRST: Final = ("returned", "bounced", "failed", "moved", "waiting")
 T = TypeVar("T")
 
 
@@ -51,8 +52,12 @@ def answered(intent: Intent, worker: Worker) -> Intent:
     is_newest = worker.attempt == "newest"
     intent = intent._replace(answered=intent.answered or is_newest, open=intent.open - (not is_newest))
     match worker.said.split():
-        case ["done", id_, _]:
-            return intent._replace(done=id_)
+        case ["done", id_, fate]:
+            # That it came back is the later news, whichever answer is heard last.
+            came_back = intent.fate in ("failed", "bounced", "returned")
+            return intent._replace(done=id_, fate=intent.fate if came_back else cast("Fate", fate))
+        case ["refused", *_]:
+            return intent._replace(refused=True)
         case ["unknown"]:
             return intent._replace(unknown=True)
         case ["error"]:

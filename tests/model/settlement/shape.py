@@ -38,7 +38,7 @@ Flaw = Literal[
     "restore_asks_too_early",
     "restore_asks_about_the_unfinished_only",
     "retry_forgets_the_question",
-    "dispute_forgets_the_question",
+    "verdict_forgets_the_question",
     "new_key_from_disputed",
 ]
 
@@ -69,6 +69,8 @@ class Intent(NamedTuple):
     unknown: bool = False
     error: bool = False
     done: str = ""
+    fate: Fate | None = None
+    refused: bool = False
 
     @property
     def may_have_run(self) -> bool:
@@ -104,6 +106,8 @@ class Asked(NamedTuple):
     is_silent: bool
     error: bool
     done: str
+    fate: Fate | None
+    refused: bool
     account: int | None
 
 

@@ -212,9 +212,8 @@ class Workers:
         if self._is_mine(state, worker):
             what, _, transfer = worker.said.partition(" ")
             decision = Decision(what, worker.tries, worker.age, transfer)  # type: ignore[arg-type]
-            # A question that is still open stays open: also when a person is to decide.
-            still_open = ("wait",) if "dispute_forgets_the_question" in self._flaws else ("wait", "disputed")
-            ask_first = worker.ask_first and what in still_open
+            # Only proof of absence answers the question for good: whatever is decided may be disputed and retried.
+            ask_first = worker.ask_first and (what == "wait" or "verdict_forgets_the_question" not in self._flaws)
             after = after._replace(database=rows.decided(state.database, decision, ask_first=ask_first))
         yield Next("step", f"{who} records: {worker.said}", after)
 

@@ -146,7 +146,9 @@ CREATE TABLE tally.whereabouts (
     system        bigint NOT NULL,
     timeline      integer NOT NULL,
     database      oid NOT NULL,
-    confirmed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    confirmed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- While sending is not confirmed: the newest send that the backup remembered. What was lost was sent after it.
+    known_until   timestamptz
 );
 INSERT INTO tally.whereabouts (system, timeline, database)
 SELECT system, timeline, database FROM tally.here();
@@ -170,7 +172,9 @@ CREATE INDEX orphan_reference ON tally.orphan (provider, reference);
 ALTER TABLE tally.intent ADD COLUMN subject uuid, ADD COLUMN ended boolean NOT NULL DEFAULT false;
 CREATE UNIQUE INDEX one_live_key ON tally.intent (tenant_id, subject) WHERE subject IS NOT NULL AND NOT ended;
 -- The provider failed inside: it may roll the request forward later, so that absence proves nothing.
-ALTER TABLE tally.attempt ADD COLUMN server_error boolean NOT NULL DEFAULT false;
+-- What a movement was doing when the provider called it done: what was done may have come back already.
+ALTER TABLE tally.attempt ADD COLUMN server_error boolean NOT NULL DEFAULT false,
+    ADD COLUMN state text CHECK (state IN ('waiting', 'moving', 'moved', 'failed', 'returned'));
 
 -- Row-level foreign keys cost more than the rows they guard: as on the ledger's tables (decision 0003) a check of the
 -- whole statement holds the same. Neither tenants nor intents can go away.
@@ -197,7 +201,10 @@ BEGIN
                            'answer', f.answer, 'code', f.code, 'provider_id', f.provider_id,
                            'evidence', encode(sha256(f.evidence), 'hex'), 'answered_at', f.answered_at)
                        END)::text, 'UTF8') AS body
-              FROM fresh f JOIN tally.intent i USING (tenant_id, provider, key)
+              FROM fresh f
+             CROSS JOIN LATERAL (SELECT * FROM tally.intent i
+                                  WHERE i.tenant_id = f.tenant_id AND i.key = f.key AND i.provider = f.provider
+                                 OFFSET 0) AS i
               -- Else the planner writes the expression of body out three times, and builds the JSON three times.
              OFFSET 0) AS s
       JOIN tally.tenant t USING (tenant_id);
@@ -219,12 +226,20 @@ CREATE TRIGGER identity BEFORE UPDATE ON tally.intent FOR EACH ROW
 CREATE FUNCTION tally.intent_ended() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
     -- What was done is a final failure only when the provider's own books showed that it came back, or is not there.
-    IF (EXISTS (SELECT 1 FROM tally.attempt a
-                 WHERE a.tenant_id = new.tenant_id AND a.key = new.key AND a.provider = new.provider
-                   AND a.answer = 'done')
+    -- Since the last approval: what came back of an earlier generation says nothing of this one.
+    IF ((EXISTS (SELECT 1 FROM tally.attempt a
+                  WHERE a.tenant_id = new.tenant_id AND a.key = new.key AND a.provider = new.provider
+                    AND a.answer = 'done')
+         OR EXISTS (SELECT 1 FROM tally.settlement_state st
+                      JOIN tally.settlement s ON s.tenant_id = st.tenant_id AND s.number = st.number
+                     WHERE s.tenant_id = new.tenant_id AND s.id = new.subject AND st.transfer_id IS NOT NULL))
         AND NOT EXISTS (SELECT 1 FROM tally.settlement_event e
                           JOIN tally.settlement s ON s.tenant_id = e.tenant_id AND s.number = e.settlement
-                         WHERE s.tenant_id = new.tenant_id AND s.id = new.subject AND e.what IN ('came_back', 'missing_there')))
+                         WHERE s.tenant_id = new.tenant_id AND s.id = new.subject
+                           AND e.what IN ('came_back', 'missing_there')
+                           AND e.number > (SELECT coalesce(max(a.number), 0) FROM tally.settlement_event a
+                                            WHERE a.tenant_id = e.tenant_id AND a.settlement = e.settlement
+                                              AND a.what = 'generation_approved')))
        OR NOT EXISTS (SELECT 1 FROM tally.approval p
                        WHERE p.tenant_id = new.tenant_id AND p.subject = new.subject AND p.decision = 'approved')
     THEN
@@ -269,7 +284,8 @@ BEGIN
                + div(s.gross_micros::numeric * p.percent_ppm, 1000000)), 0)) AS fees
       INTO fault
       FROM fresh f
-      JOIN tally.settlement s ON s.tenant_id = f.tenant_id AND s.number = f.number
+     CROSS JOIN LATERAL (SELECT * FROM tally.settlement s
+                          WHERE s.tenant_id = f.tenant_id AND s.number = f.number OFFSET 0) AS s
       JOIN tally.tenant t ON t.tenant_id = s.tenant_id
       LEFT JOIN LATERAL (SELECT * FROM tally.settlement_policy p
                           WHERE p.tenant_id = s.tenant_id AND p.currency IN (s.currency, '')
