@@ -3,15 +3,16 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import asyncpg
 import msgspec
 import pytest
 
 from tallystick import app
-from tallystick.errors import RestoredDatabase
+from tallystick.errors import ProviderUnreachable, RestoredDatabase
 from tallystick.flows.recovery import Recovered, recover
 from tallystick.providers.port import Provider
 from tallystick.providers.simulator.process import start
@@ -223,3 +224,98 @@ async def test_payouts_of_a_provider_that_is_away_are_asked_about_when_it_return
             ticked = await restored.tick()
             assert (ticked.sent, ticked.transferred) == (0, 1)
             assert (await restored.read(view.id)).status == "transferred"
+
+
+async def test_a_payout_created_again_while_recovery_runs_is_asked_about(dsn: str, punctual: Control) -> None:
+    """After the marking and before the confirmation: nobody marks it, and its movement is then no orphan."""
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("early")
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("lost")
+            await before.tick()
+        async with shop(backup, punctual, providers=providers) as restored:
+            ask = restored.settler.ask
+
+            async def created_meanwhile() -> object:
+                await restored.create("lost")
+                return await ask()
+
+            cast("Any", restored.settler).ask = created_meanwhile
+            assert (await recovered(restored)).is_confirmed
+            await restored.pass_time(A_DAY * 2)
+            assert (await restored.tick()).sent == 0
+            halves = await restored.halves()
+            assert halves.is_equal
+            assert [row.reason for row, _ in halves.disputed] == ["moved_before_it_was_sent"]
+
+
+async def test_what_the_backup_calls_failed_and_the_lost_life_paid_is_disputed(dsn: str, punctual: Control) -> None:
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            punctual.plan("stripe.transfer:refused(account_closed)")
+            view = await before.create("a")
+            await before.tick()
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.reviews.dispute(
+                before.tenant, view.id, reason="r", evidence="e", by="ann", idempotency_key="d"
+            )
+            connection = await asyncpg.connect(superuser(dsn))
+            # The lost life found out that the refusal was not final, and paid.
+            await connection.execute(
+                "SET session_replication_role = replica; DELETE FROM tally.attempt; DELETE FROM tally.intent"
+            )
+            await connection.close()
+            await before.reviews.resolve(
+                before.tenant,
+                view.id,
+                resolution="retry",
+                reason="r",
+                evidence="e",
+                transfer_id=None,
+                by="ann",
+                idempotency_key="r",
+            )
+            punctual.plan("stripe.transfer:forget_key")
+            assert (await before.tick()).transferred == 1
+        async with shop(backup, punctual, providers=providers) as restored:
+            assert (await restored.read(view.id)).status == "failed"
+            await recovered(restored)
+            after = await restored.read(view.id)
+            assert (after.status, after.reason) == ("disputed", "moved_after_failed")
+
+
+async def test_a_second_run_does_not_forget_what_the_first_could_not_list(dsn: str, punctual: Control) -> None:
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("early")
+            await before.tick()
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.create("lost")
+            await before.tick()
+        async with shop(backup, punctual, providers=providers) as restored:
+            await restored.create("new")
+            spans = []
+            simulator: Any = providers["simulator"]
+            own = simulator.movements
+
+            async def away(*, since: datetime, until: datetime) -> AsyncIterator[Any]:
+                spans.append(since)
+                if until > since:
+                    raise ProviderUnreachable("simulator", "down")
+                yield
+
+            simulator.movements = away
+            assert not (await recovered(restored)).is_confirmed
+
+            def seen(*, since: datetime, until: datetime) -> Any:
+                spans.append(since)
+                return own(since=since, until=until)
+
+            simulator.movements = seen
+            found = await recovered(restored)
+            assert (found.is_confirmed, found.orphans) == (True, 1)
+            assert spans[0] == spans[1], "from the newest send that the backup remembers, both times"

@@ -146,7 +146,13 @@ async def test_two_recoveries_at_once_share_no_row_and_neither_waits(worker: Wor
 
         async def reclaim(connection: Any, most: int, by: str) -> set[str]:
             rows, _ = await settling.reclaim(
-                connection, "simulator", most=most, stuck_after=STUCK_AFTER, token=uuid4(), by=by
+                connection,
+                "simulator",
+                most=most,
+                stuck_after=STUCK_AFTER,
+                token=uuid4(),
+                by=by,
+                due_before=await settling.now(connection),
             )
             return {row.name for row in rows}
 
@@ -304,10 +310,9 @@ async def test_while_one_may_be_writing_its_successor_neither_asks_nor_sends(wor
     async with worker("a", patience=hasty) as a, worker("b", patience=hasty) as b:
         view, held = await a.create("p"), Held()
         around(a, before=held.wait)
-        first = asyncio.create_task(a.tick(most=1))
+        first = asyncio.create_task(a.tick())
         await held.reached()
-        # Looks at it again as long as it is due: one look is enough here.
-        ticked = await b.tick(most=1)
+        ticked = await b.tick()
         assert (ticked.reclaimed, ticked.looked_up, ticked.sent, ticked.waiting) == (1, 0, 0, 1)
         held.let_go()
         assert (await first).late == 1
@@ -416,8 +421,7 @@ async def test_past_the_horizon_nothing_is_sent_blindly(worker: Worker, control:
         assert (await one.tick()).waiting == 1
         await one.pass_time(A_DAY + A_WHILE)
         keys = around(one)
-        # A row that would stay open is looked at once.
-        ticked = await one.tick(most=1)
+        ticked = await one.tick()
         assert (ticked.sent, ticked.disputed, keys) == (0, 1, [])
         found = await one.read(view.id)
         assert (found.status, found.reason) == ("disputed", "past_the_horizon")
@@ -443,11 +447,11 @@ async def test_the_horizon_may_pass_while_the_provider_is_asked(worker: Worker, 
 
         provider.look_up = look_up
         keys = around(one)
-        ticked = await one.tick(most=1)
+        ticked = await one.tick()
         assert (ticked.looked_up, ticked.sent, keys) == (1, 0, [])
         provider.look_up = ask
         await one.pass_time(A_WHILE)
-        assert (await one.tick(most=1)).disputed == 1
+        assert (await one.tick()).disputed == 1
         assert (await one.read(view.id)).reason == "past_the_horizon"
         assert one.moved(view) == []
 
