@@ -30,6 +30,8 @@ _MARKED_AT_ONCE: Final = 1_000
 _OVERLAP: Final = timedelta(hours=1)
 # Of a backup without any step.
 _LONGEST_BACK: Final = timedelta(days=30)
+# Of a provider that is not configured here.
+_LONGEST_IN_FLIGHT: Final = timedelta(minutes=10)
 _MOVES_MONEY_OUT: Final = ("transfer", "payout")
 
 
@@ -106,7 +108,7 @@ async def _mark(
 ) -> tuple[int, int]:
     marked = wrong = 0
     for name in (*providers, *await store.elsewhere(database, list(providers))):
-        in_flight = providers[name].facts.longest_in_flight if name in providers else timedelta()
+        in_flight = providers[name].facts.longest_in_flight if name in providers else _LONGEST_IN_FLIGHT
         due_at = now + timedelta(seconds=limits.send_seconds) + in_flight
         while True:
             some, of_them = await store.mark(database, name, due_at=due_at, by=by, most=_MARKED_AT_ONCE)

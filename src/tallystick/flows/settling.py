@@ -442,7 +442,8 @@ class _Run:
         done = await asyncio.gather(*futures, return_exceptions=True)
         failures = [one for one in done if isinstance(one, BaseException)]
         if failures:
-            log.error("results_not_recorded", results=len(failures), reason=str(failures[0]))
+            # Not in the words a caller would be told: these payouts were sent.
+            log.error("results_not_recorded", results=len(failures), reason=type(failures[0]).__name__)
             raise failures[0]
 
     async def _retried(self, transaction: Callable[[], Awaitable[T]]) -> T:

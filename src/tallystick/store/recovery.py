@@ -1,6 +1,7 @@
 """After a restore, on PostgreSQL: which payouts must be asked about, and whether sending is safe again."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from uuid import uuid4
 
@@ -10,12 +11,27 @@ from tallystick import queries
 from tallystick.core.keys import hex64, settlement_key, square45, uuid_form
 from tallystick.core.provider import Movement
 from tallystick.core.settlement import Disputed
-from tallystick.store.database import Database
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import InFlight, Unreachable
+from tallystick.settings import LIMITS
+from tallystick.store.database import Connection, Database
 from tallystick.store.settlement_review import key_bounds
 from tallystick.store.settling import Claimed, Evidence, Result, claimed_row, post_claims, record
 
 _SQL = queries.load(__package__, "recovery.sql")
 _FORMS = (hex64, uuid_form, square45)
+
+
+@asynccontextmanager
+async def _writing(database: Database) -> AsyncIterator[Connection]:
+    try:
+        async with database.writing() as connection:
+            yield connection
+    except Contended as contended:
+        raise InFlight(LIMITS.lock_wait_seconds) from contended
+    except Lost as lost:
+        # All of this may be run again, committed or not.
+        raise Unreachable(str(lost)) from lost
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -29,13 +45,13 @@ class Open(msgspec.Struct, frozen=True):
 
 async def distrust(database: Database) -> None:
     """Nothing is sent from here on, until `confirm`."""
-    async with database.writing() as connection:
+    async with _writing(database) as connection:
         await connection.execute(_SQL["distrust"])
 
 
 async def mark(database: Database, provider: str, *, due_at: datetime, by: str, most: int) -> tuple[int, int]:
     """Mark some unfinished payouts of a provider; (0, 0) when none is left. How many, and how many with a wrong key."""
-    async with database.writing() as connection:
+    async with _writing(database) as connection:
         token = uuid4()
         rows = await connection.fetch(_SQL["mark_pending"], provider, due_at, token, by, most)
         claimed = [claimed_row(row) for row in rows]
@@ -92,7 +108,7 @@ async def keep_if_orphan(database: Database, provider: str, movement: Movement) 
 
 async def confirm(database: Database) -> None:
     """Sending is safe from this database, on this line of its history."""
-    async with database.writing() as connection:
+    async with _writing(database) as connection:
         await connection.execute(_SQL["confirm"])
 
 
