@@ -153,6 +153,11 @@ def test_what_a_claim_that_is_taken_over_leads_to(history: History, options: dic
         ),
         (
             Found(movements=(movement("failed"),)),
+            {"history": changed(not_after=T0 + STRIPE.key_horizon), "now": T0 + STRIPE.key_horizon * 2},
+            Disputed("failed_past_the_horizon", "tr_1"),
+        ),
+        (
+            Found(movements=(movement("failed"),)),
             {"history": changed(server_error=True)},
             Disputed("failed_after_a_server_error", "tr_1"),
         ),
@@ -218,7 +223,8 @@ def test_what_the_provider_s_books_make_of_an_unknown(found: Any, options: dict[
         (BUSY, {"tries": 7}, Failed(BUDGET_EXHAUSTED)),
         (BUSY, {"tries": 5}, Wait(LATER + timedelta(seconds=128), 6)),
         (BUSY, {"history": SENT, "tries": 7}, Wait(LATER + timedelta(seconds=256), 7)),
-        (msgspec.structs.replace(BUSY, code="breaker_open"), {"tries": 7}, Wait(LATER + timedelta(seconds=256), 7)),
+        (msgspec.structs.replace(BUSY, code="breaker_open"), {"tries": 7}, Wait(LATER + timedelta(seconds=30), 7)),
+        (msgspec.structs.replace(BUSY, code="gate_full"), {"tries": 7}, Wait(LATER + timedelta(seconds=256), 7)),
         (msgspec.structs.replace(BUSY, needs_person=True), {"tries": 7}, Wait(LATER + PATIENCE.stuck_after, 7)),
         (UNKNOWN, {}, Wait(LATER + PATIENCE.stuck_after, 1)),
         (UNKNOWN, {"tries": 99}, Wait(LATER + PATIENCE.stuck_after, 100)),

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +12,18 @@ import msgspec
 import pytest
 
 from tallystick import app
+from tallystick.core.keys import settlement_key
+from tallystick.core.provider import Done, Sending, Transfer
 from tallystick.errors import ProviderUnreachable, RestoredDatabase
 from tallystick.flows.recovery import Recovered, recover
 from tallystick.providers.port import Provider
 from tallystick.providers.simulator.process import start
+from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS
 from tests import servers
 from tests.ledgers import broken
 from tests.providers.worlds import WORLDS, Control
-from tests.settlements import A_DAY, A_WHILE, Shop, shop, superuser
+from tests.settlements import A_DAY, A_WHILE, Shop, pass_time, shop, superuser
 
 QUICK = msgspec.structs.replace
 
@@ -319,3 +322,34 @@ async def test_a_second_run_does_not_forget_what_the_first_could_not_list(dsn: s
             found = await recovered(restored)
             assert (found.is_confirmed, found.orphans) == (True, 1)
             assert spans[0] == spans[1], "from the newest send that the backup remembers, both times"
+
+
+async def test_a_generation_that_was_lost_with_the_backup_is_seen_by_its_movement(dsn: str, punctual: Control) -> None:
+    """The backup knows generation 0 alone; asked about by that key, the payout would look absent and be sent again."""
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            punctual.plan("stripe.transfer:drop_before@1")
+            view = await before.create("a")
+            await before.tick()
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        later = settlement_key(
+            tenant="default",
+            currency=view.currency,
+            provider=view.provider,
+            attribution_id=view.attribution_id,
+            squad_id=view.squad_id,
+            net_micros=view.net_micros,
+            generation=1,
+        )
+        now = datetime.now(UTC)
+        paid = await providers["simulator"].transfer(
+            Transfer(key=later, destination=view.destination, amount_micros=view.amount_micros, currency=view.currency),
+            Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10),
+        )
+        assert isinstance(paid, Done)
+        async with shop(backup, punctual, providers=providers) as restored:
+            await pass_time(backup, A_WHILE)
+            await recovered(restored)
+            after = await restored.read(view.id)
+            assert (after.status, after.reason) == ("disputed", "later_generation_moved")
+            assert (await restored.tick()).sent == 0

@@ -315,6 +315,9 @@ def _found(
             return Wait(settled_at, tries)
         if history.server_error:
             return Disputed("failed_after_a_server_error", movement.id)
+        if history.first_sent_at is not None and settled_at > history.first_sent_at + facts.key_horizon:
+            # The last send may have come when the key was forgotten, and be another movement.
+            return Disputed("failed_past_the_horizon", movement.id)
     return _moved(movement.id, movement.state)
 
 

@@ -73,6 +73,8 @@ async def recover(
     """
     await store.distrust(database)
     known_until, now = await store.last_known(database)
+    # Before anything is asked: a generation that was lost with the backup is seen by its movement alone.
+    await _orphans(database, providers, known_until, now, limits=limits, only_keep=True)
     marked, wrong = await _mark(database, providers, now, by=by, limits=limits)
     tell(f"{marked} unfinished payouts are to be asked about")
     left = await _seconds_left(database, providers)
@@ -132,6 +134,7 @@ async def _orphans(
     now: datetime,
     *,
     limits: Limits,
+    only_keep: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
     """Movements since the backup that no row here explains; and the providers whose list could not be read."""
     found = 0
@@ -145,7 +148,7 @@ async def _orphans(
                     continue
                 if await store.keep_if_orphan(database, name, movement):
                     found += 1
-                else:
+                elif not only_keep:
                     # What the backup calls failed, or paid otherwise, the lost life may have paid.
                     await review.observe(database, name, movement)
         except ProviderUnreachable:

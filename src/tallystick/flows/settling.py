@@ -359,7 +359,7 @@ class _Run:
         first_sent_at = history.first_sent_at or row.created_at
         looked = await self._look_up(adapter, row, first_sent_at, now)
         evidence = (_evidence(looked),)
-        now = self._now(row, heard)
+        # Dated before the question: what the books did not show then may have come since.
         if history.first_sent_at is None:
             after = after_first_look(
                 looked,

@@ -60,8 +60,12 @@ async def mark(database: Database, provider: str, *, due_at: datetime, by: str, 
         more = await connection.fetch(_SQL["mark_processing"], provider, due_at, token, by, most)
         claimed += [claimed_row(row) for row in more]
         wrong = [row for row in claimed if row.key != _recomputed(row)]
-        if wrong:
-            await record(connection, [_key_differs(row) for row in wrong], by=by)
+        later = {form(_recomputed(row, row.generation + 1)): row for row in claimed for form in _FORMS}
+        moved = await connection.fetch(_SQL["orphaned"], provider, list(later))
+        results = [_key_differs(row) for row in wrong]
+        results += [_moved_later(later[row["reference"]]) for row in moved if later[row["reference"]] not in wrong]
+        if results:
+            await record(connection, results, by=by)
     return len(claimed), len(wrong)
 
 
@@ -112,7 +116,7 @@ async def confirm(database: Database) -> None:
         await connection.execute(_SQL["confirm"])
 
 
-def _recomputed(row: Claimed) -> bytes:
+def _recomputed(row: Claimed, generation: int | None = None) -> bytes:
     return settlement_key(
         tenant=row.tenant.name,
         currency=row.currency,
@@ -120,8 +124,14 @@ def _recomputed(row: Claimed) -> bytes:
         attribution_id=row.attribution_id,
         squad_id=row.squad_id,
         net_micros=row.net_micros,
-        generation=row.generation,
+        generation=row.generation if generation is None else generation,
     )
+
+
+def _moved_later(row: Claimed) -> Result:
+    """The lost life had given it another generation, and paid that."""
+    seen = Evidence(what="contradicted", found="later_generation_moved")
+    return Result(claimed=row, verdict=Disputed("later_generation_moved"), evidence=(seen,), ask_first=True)
 
 
 def _key_differs(row: Claimed) -> Result:

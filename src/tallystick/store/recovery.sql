@@ -56,6 +56,9 @@ INSERT INTO tally.orphan (provider, reference, provider_id, amount_micros, curre
 VALUES ($1, $2, $3, $4, $5, $6)
     ON CONFLICT (provider, provider_id) DO UPDATE SET state = excluded.state;
 
+-- name: orphaned
+SELECT reference FROM tally.orphan WHERE provider = $1 AND reference = ANY($2::text[]);
+
 -- name: confirm
 UPDATE tally.whereabouts w
    SET system = h.system, timeline = h.timeline, database = h.database, confirmed_at = clock_timestamp(),
