@@ -68,6 +68,7 @@ async def test_a_payout_is_pending_then_processing_then_transferred(one: Shop, c
     control.plan("stripe.transfer:slow_after(1)")
     tick = asyncio.create_task(one.tick())
     while not one.moved(view):
+        assert not tick.done(), tick.result()
         await asyncio.sleep(0.005)
     during = await one.read(view.id)
     assert (during.status, during.transfer_id, await one.balances()) == ("processing", None, ON_ITS_WAY)
@@ -339,18 +340,21 @@ async def test_the_database_goes_away_before_the_claim(dsn: str, control: Contro
 
 async def test_the_database_goes_away_before_the_answer_is_recorded(dsn: str, control: Control) -> None:
     """The money has moved and nobody here can write it down; the next tick finds it."""
-    hasty = Limits(transaction_seconds=1.0, outage_seconds=0.3)
+    hasty = Limits(transaction_seconds=4.0, outage_seconds=0.3)
     async with shop(dsn, control) as one:
         view = await one.create("bounty-1")
         async with wire(dsn) as (cable, address), shop(address, control, limits=hasty) as cut_off:
             control.plan("stripe.transfer:slow_after(1)")
             tick = asyncio.create_task(cut_off.tick())
             while not one.moved(view):
+                assert not tick.done(), tick.result()
                 await asyncio.sleep(0.005)
             cable.is_frozen = cable.is_down = True
+            # Longer than a transaction is waited for, the recording one among them.
+            await asyncio.wait([tick], timeout=2 * hasty.transaction_seconds)
+            cable.is_frozen = cable.is_down = False
             with pytest.raises(TallystickError):
                 await tick
-            cable.is_frozen = cable.is_down = False
         assert (await one.read(view.id)).status == "processing"
         await a_while(one)
         await one.tick()

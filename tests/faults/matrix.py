@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -36,6 +37,7 @@ class Case(NamedTuple):
         return f"{self.side} {self.point}"
 
 
+@cache
 def seed() -> str:
     """What a sample depends on: the commit, so that every change tries other cases. Or TALLY_TEST_SEED."""
     given = os.environ.get("TALLY_TEST_SEED")

@@ -6,11 +6,11 @@ recovery ticks run until nothing is open; then both halves are compared, all of 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import asyncpg
 import msgspec
@@ -32,6 +32,8 @@ _MOST_ROUNDS: Final = 5
 # Small chunks: a tick of three rows claims twice.
 _CHUNK: Final = 2
 _WHOLE: Final = 1_000
+# All of a ground is made older, read and compared in every case.
+_MOST_ROWS: Final = 200
 
 # Not the server's own processes.
 _CLIENTS: Final = "FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
@@ -71,11 +73,11 @@ class Ground:
     """One database, one simulator, and victims."""
 
     def __init__(self, one: Shop, world: World, victims: Victims) -> None:
-        """Use `ground`."""
+        """Use `Grounds`."""
         self._shop = one
         self._world = world
         self._victims = victims
-        self._made = 0
+        self.made = 0
 
     def said(self) -> str:
         """What the victims said of themselves."""
@@ -96,14 +98,14 @@ class Ground:
         """Rows in these states, and what is claimed is overdue."""
         for state, count in scenario.items():
             for _ in range(count):
-                self._made += 1
+                self.made += 1
                 await self._shop.create(
-                    f"a{self._made}",
-                    squad_id=f"squad-{self._made % 2}",
+                    f"a{self.made}",
+                    squad_id=f"squad-{self.made % 2}",
                     provider=self._world.name,
                     destination=self._world.destination.replace(" ", ""),
                     currency=self._world.currency,
-                    gross_micros=10_000_000 + self._made * 10_000 + 3,
+                    gross_micros=10_000_000 + self.made * 10_000 + 3,
                 )
             end = _WAYS[state]
             if end is not None:
@@ -183,12 +185,12 @@ class Ground:
         """Both halves, exactly: one transfer for each settlement and nothing else, and the ledger says so."""
         found = await self._halves()
         assert found.is_equal, found
-        assert found.statuses == {"transferred": self._made}, (found.statuses, found.disputed)
+        assert found.statuses == {"transferred": self.made}, (found.statuses, found.disputed)
         differences = await ledger_differences(self._shop.dsn)
         assert not differences, f"(tenant, account): (balance, what the rows add up to): {differences}"
 
     async def verify(self) -> None:
-        """The whole constitution. What was broken by any case before is broken still."""
+        """The whole constitution."""
         found = await broken(self._shop.dsn)
         assert not found, found
 
@@ -239,11 +241,46 @@ class Ground:
             self._shop.control.call("GET", "clock")
 
 
-@asynccontextmanager
-async def ground(dsn: str, control: Control, world: World, victims: Victims) -> AsyncIterator[Ground]:
-    """With a process of our own, which makes the rows and recovers."""
-    provider = world.make(control.url, "", "")
-    limits = replace(LIMITS, settlement_linger_seconds=0.0)
-    async with shop(dsn, control, providers={world.name: provider}, limits=limits, by="recovery") as one:
-        yield Ground(one, world, victims)
-    await provider.close()
+class Grounds:
+    """One ground after another: a fresh one whenever the last has become too large to be compared quickly."""
+
+    def __init__(self, fresh_database: Callable[[], str], control: Control, world: World, victims: Victims) -> None:
+        """Use as an async context manager."""
+        self._fresh_database = fresh_database
+        self._control = control
+        self._world = world
+        self._victims = victims
+        self._stack = AsyncExitStack()
+        self._ground: Ground | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.__aexit__(*exception)  # type: ignore[arg-type]
+
+    async def take(self) -> Ground:
+        """Where the next case is tried."""
+        if self._ground is None or self._ground.made > _MOST_ROWS:
+            await self.finish()
+            await self._stack.aclose()
+            self._control.call("POST", "reset")
+            provider = self._world.make(self._control.url, "", "")
+            self._stack.push_async_callback(provider.close)
+            # A process of our own, which makes the rows and recovers.
+            one = await self._stack.enter_async_context(
+                shop(
+                    self._fresh_database(),
+                    self._control,
+                    providers={self._world.name: provider},
+                    limits=replace(LIMITS, settlement_linger_seconds=0.0),
+                    by="recovery",
+                )
+            )
+            self._ground = Ground(one, self._world, self._victims)
+        return self._ground
+
+    async def finish(self) -> None:
+        """The whole constitution of the last ground: what was broken by any of its cases is broken still."""
+        if self._ground is not None:
+            await self._ground.verify()

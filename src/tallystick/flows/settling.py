@@ -128,8 +128,11 @@ class Settler:
 
         With a budget it stops claiming early enough to finish what it holds. `most` bounds the rows of each pass.
         """
-        async with self._database.owning() as connection:
-            await _require_here(connection)
+        try:
+            async with asyncio.timeout(self._limits.transaction_seconds), self._database.owning() as connection:
+                await _require_here(connection)
+        except TimeoutError as error:
+            raise Unreachable("the database does not answer") from error
         async with _Run(self, budget_seconds, most, may_send=True) as run:
             await _all(run.both_passes(name) for name in self._providers)
         return run.ticked()
@@ -287,18 +290,19 @@ class _Run:
 
     async def recover_stuck(self, provider: str) -> None:
         """Take over what is overdue, ask, decide; until nothing is overdue or the time is over."""
-        async with self._database.owning() as connection:
-            due_before = await settling.now(connection)
+        due_before: datetime | None = None
         while size := self._chunk(provider, "reclaimed", self._limits.settlement_stuck_chunk):
             rows, histories, heard = await self._retried(partial(self._reclaim, provider, size, due_before))
             if not rows:
                 return
+            # What becomes due while this runs is for the next time, so that this ends.
+            due_before = due_before or min(row.now for row in rows)
             self._counts["reclaimed"] += len(rows)
             await self._recover(provider, rows, histories, heard)
         await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
 
     async def _reclaim(
-        self, provider: str, most: int, due_before: datetime
+        self, provider: str, most: int, due_before: datetime | None
     ) -> tuple[list[Claimed], dict[int, History], float]:
         async with self._database.writing() as connection:
             rows, histories = await settling.reclaim(

@@ -120,7 +120,7 @@ async def reclaim(
     stuck_after: timedelta,
     token: UUID,
     by: str,
-    due_before: datetime,
+    due_before: datetime | None,
     only_asked: bool = False,
 ) -> tuple[list[Claimed], dict[int, History]]:
     """Pass 2, inside the caller's transaction: overdue rows under a new claim, and what was sent for each."""
@@ -176,12 +176,6 @@ class PostingRefused(InvariantBroken):
         """`reason` as the ledger said it."""
         super().__init__(f"the ledger of tenant {tenant.name} refuses a settlement's own posting: {reason}")
         self.tenant = tenant
-
-
-async def now(connection: Connection) -> datetime:
-    """The database's time."""
-    moment: datetime = await connection.fetchval("SELECT clock_timestamp()")
-    return moment
 
 
 class RecordWork:

@@ -34,7 +34,7 @@ WITH claimed AS (
            changed_at = clock_timestamp(), due_at = clock_timestamp() + $3::interval
      WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
                                 WHERE provider = $1 AND status = 'processing' AND due_at <= statement_timestamp()
-                                  AND due_at <= $7 AND (ask_first OR NOT $6)
+                                  AND due_at <= coalesce($7::timestamptz, 'infinity') AND (ask_first OR NOT $6)
                                 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
 )
