@@ -79,7 +79,7 @@ async def _plan(database: Database, after: int) -> str:
     try:
         await connection.execute("BEGIN")
         await connection.execute(f"PREPARE claim AS {_CLAIM}")
-        arguments = f"'{NAME}', {after}, {LIMITS.settlement_chunk}, '{_STUCK_AFTER}', '{UUID(int=0)}', 'bench', '{{}}'"
+        arguments = f"'{NAME}', {after}, {LIMITS.settlement_chunk}, '{_STUCK_AFTER}', '{UUID(int=0)}', 'bench'"
         rows = await connection.fetch(f"EXPLAIN (ANALYZE, BUFFERS) EXECUTE claim ({arguments})")
         await connection.execute("ROLLBACK")
     finally:

@@ -13,7 +13,6 @@ WITH claimed AS (
            due_at = clock_timestamp() + $4::interval
      WHERE s.ctid = ANY (ARRAY(SELECT ctid FROM tally.settlement_state
                                 WHERE provider = $1 AND status = 'pending' AND number > $2
-                                  AND tenant_id <> ALL ($7::integer[])
                                 ORDER BY number LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING s.tenant_id, s.number, s.provider, s.claim_number, s.tries, s.ask_first
 )
