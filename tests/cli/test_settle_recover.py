@@ -125,5 +125,6 @@ async def test_payouts_of_a_provider_that_is_not_configured_are_not_forgotten(pa
     await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1")
     shown = payouts.run("recover")
     assert shown.returncode == 1
-    assert "2 unfinished settlement(s) are for stripe" in shown.stderr
+    assert "its 2 unfinished settlement(s)" in shown.stderr
+    assert "tally recover --without stripe" in shown.stderr
     assert await payouts.count("ask_first") == 2, "a worker that has stripe must ask before it sends"

@@ -109,15 +109,16 @@ def sent_before_the_claim_is_committed() -> None:
 
 def new_key_for_each_claim() -> None:
     """A payout that is taken over gets another key."""
-    original = cast("Any", settling.Claimed.instruction).fget
+    original = settling.claimed_row
 
-    def instruction(self: Any) -> Any:
-        worded = original(self)
-        if self.claim_number == 1:
-            return worded
-        return msgspec.structs.replace(worded, key=digest("settlement", key=self.key.hex(), claim=self.claim_number))
+    def claimed_row(row: Any) -> Any:
+        claimed = original(row)
+        if claimed.claim_number == 1:
+            return claimed
+        key = digest("settlement", key=claimed.key.hex(), claim=claimed.claim_number)
+        return msgspec.structs.replace(claimed, instruction=msgspec.structs.replace(claimed.instruction, key=key))
 
-    cast("Any", settling.Claimed).instruction = property(instruction)
+    cast("Any", settling).claimed_row = claimed_row
 
 
 def unknown_is_failed() -> None:
