@@ -100,7 +100,8 @@ def _fault(decision: Decision, key: str) -> Rejected | None:
     for name, text in (
         ("reason", decision.reason),
         ("evidence", decision.evidence),
-        ("transfer_id", decision.transfer_id or ""),
+        # The id of a transfer is a part of it.
+        ("evidence", decision.transfer_id or ""),
     ):
         if len(text) > _MOST_WORDS or "\0" in text or not _is_text(text):
             return Rejected(

@@ -50,7 +50,6 @@ PROBLEMS: Final = MappingProxyType(
         "reason_invalid": (400, "The reason cannot be stored"),
         "evidence_missing": (400, "There is no evidence"),
         "evidence_invalid": (400, "The evidence cannot be stored"),
-        "transfer_id_invalid": (400, "The transfer id cannot be stored"),
         "transfer_id_missing": (400, "There is no transfer id"),
         # Who asks, and for what.
         "unauthenticated": (401, "The API key is missing or unknown"),

@@ -231,7 +231,6 @@ def _reviewing(settlements: Settlements) -> tuple[Route, ...]:
                 *_REVIEW_PROBLEMS,
                 "evidence_missing",
                 "evidence_invalid",
-                "transfer_id_invalid",
                 "transfer_id_missing",
                 "transfer_id_taken",
                 "settlement_unknown",
