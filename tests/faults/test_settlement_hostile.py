@@ -45,6 +45,15 @@ PATIENCE_SECONDS = 270 + SETTLEMENTS / 40
 HOSTILITY = 0.10
 # What is not the default: real time is short, and a body of 32 MB tells no more than one of 9.
 ARGUMENTS = {"huge_body": "9", "trickle": "2", "slow_before": "1", "slow_after": "2", "error_500_object_later": "7200"}
+# What a person is right to be called for.
+UNDECIDABLE = {
+    "past_the_horizon",
+    "server_error_then_absent",
+    "retry_budget_exhausted",
+    "provider_cannot_be_asked",
+    "returned",
+    "returned_after_transferred",
+}
 # A worker's own share is about 60; the rest is what it holds.
 MOST_MEGABYTES = 200
 SECRET = "whsec_simulator"
@@ -278,6 +287,9 @@ async def test_whatever_the_provider_does_and_whoever_is_killed_both_halves_are_
     assert halves.doubled == []
     assert halves.lost == []
     assert halves.mismatched == []
+    # Nor was anything put right by later news that had been decided wrongly: only the provider may change its mind.
+    assert (counts.get("contradicted", 0), counts.get("doubles", 0)) == (0, 0)
+    assert {row.reason for row, _ in halves.disputed} <= UNDECIDABLE
     assert await ledger_differences(dsn) == {}
     assert await broken(dsn) == {}
     assert crew.kills >= 2
