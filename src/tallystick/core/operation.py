@@ -132,7 +132,8 @@ def account_fault(account_id: object) -> Rejected | None:
 def reserved_fault(legs: Iterable[Leg]) -> Rejected | None:
     """Refuses legs on accounts that only a flow may touch."""
     for leg in legs:
-        if leg[0].startswith(RESERVED):
+        # A user's kind may name anything; what is no text is refused as an unknown account.
+        if isinstance(leg[0], str) and leg[0].startswith(RESERVED):
             return account_reserved(leg[0])
     return None
 
