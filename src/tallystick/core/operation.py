@@ -133,8 +133,9 @@ def reserved_fault(legs: Iterable[Leg]) -> Rejected | None:
     """Refuses legs on accounts that only a flow may touch."""
     for leg in legs:
         # A user's kind may name anything; what is no text is refused as an unknown account.
-        if isinstance(leg[0], str) and leg[0].startswith(RESERVED):
-            return account_reserved(leg[0])
+        name: object = leg[0]
+        if isinstance(name, str) and name.startswith(RESERVED):
+            return account_reserved(name)
     return None
 
 
