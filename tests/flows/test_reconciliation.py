@@ -506,18 +506,19 @@ async def test_a_payout_confirmed_under_anothers_movement_is_disputed(till: Shop
     till.control.call("POST", "reset")
     await compare(till, repair=True)
     moved = by_hand(till.control, first.idempotency_key)
-    for view in (first, second):
-        await resolved(till, view, "confirm", f"r-{view.id}", transfer_id=moved)
+    await resolved(till, second, "confirm", "r", transfer_id=moved)
     await pass_time(till.dsn, A_WHILE)
     _, told = await compare(till, repair=True)
     assert [(one.kind, one.reason, one.settlement, one.is_repaired) for one in told] == [
-        ("missing_there", "paid_another", second.id, True)
+        ("undecided", "missing_at_the_provider", first.id, False),
+        ("missing_there", "paid_another", second.id, True),
     ]
-    assert (await till.read(first.id)).status == "transferred"
     assert (await till.read(second.id)).status == "disputed"
-    # Its own appears: one movement, and not a second one beside the other's.
-    by_hand(till.control, second.idempotency_key)
-    assert await kinds(till) == [("undecided", "paid_another")]
+    # Its own appears: now it is confirmed under it, and the other's is free for the other.
+    own = by_hand(till.control, second.idempotency_key)
+    await resolved(till, second, "confirm", "r-own", transfer_id=own)
+    await resolved(till, first, "confirm", "r-first", transfer_id=moved)
+    assert await kinds(till) == []
     assert await broken(till.dsn) == {}
 
 
