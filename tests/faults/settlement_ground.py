@@ -259,9 +259,9 @@ class Grounds:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.__aexit__(*exception)  # type: ignore[arg-type]
 
-    async def take(self) -> Ground:
-        """Where the next case is tried."""
-        if self._ground is None or self._ground.made > _MOST_ROWS:
+    async def take(self, *, fresh: bool = False) -> Ground:
+        """Where the next case is tried. The more rows a ground has, the more pages a provider's list has."""
+        if fresh or self._ground is None or self._ground.made > _MOST_ROWS:
             await self.finish()
             await self._stack.aclose()
             self._control.call("POST", "reset")

@@ -102,8 +102,11 @@ def grounds(embedded18: servers.Server, control: Control, victims: Victims) -> C
 
 
 async def discover(places: Grounds, scenario: Mapping[State, int], **job: int | None) -> list[Point]:
-    """The points of one undisturbed tick. Its groups of answers are as few as can be: every tick has these points."""
-    place = await places.take()
+    """The points of one undisturbed tick.
+
+    Its groups of answers and the pages of the provider's lists are as few as can be: every tick has these points.
+    """
+    place = await places.take(fresh=True)
     await place.prepare(scenario)
     victim = await place.kill(None, linger_seconds=0.5 if IS_FULL else 0.15, **job)
     assert victim.status == 0, place.said()
