@@ -1,6 +1,8 @@
 # Everything happens in .venv, installed from hashed locks: nothing needed but Python 3.11+ and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes that share the tests. Each starts its own database servers.
+WORKERS ?= 2
 CODE = $(wildcard src tests bench)
 
 .PHONY: install up test check bench bench-peers lock clean
@@ -20,7 +22,7 @@ up: install
 
 test: install
 	scripts/test-servers
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -81,6 +81,19 @@ def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server
 # Outermost, so that its lines come after every other summary: they must not be missed.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """What tests counted (`record_property("counted", ...)`), whichever process ran them; and what was not tested."""
     yield
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    counted = {
+        (report.nodeid, line): line
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+        for name, line in report.user_properties
+        if name == "counted"
+    }
+    if counted:
+        terminalreporter.section("counted")
+    for line in counted.values():
+        terminalreporter.write_line(str(line))
     for engine in servers.missing():
         terminalreporter.write_line(f"Not tested on {engine.name}: {engine.reason}", yellow=True)

@@ -32,11 +32,10 @@ def ground() -> Iterator[Ground]:
 
 
 @pytest.mark.parametrize("name", PROBES)
-async def test_the_probe_holds(ground: Ground, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_probe_holds(ground: Ground, name: str, record_property: Callable[[str, object], None]) -> None:
     """No attack wins, and each of them would have won against the naive implementation."""
     probed = await probe(name, ground, seed=SEED)
-    with capsys.disabled():
-        print(f"\n{probed.line()}, seed {SEED}")
+    record_property("counted", f"{probed.line()}, seed {SEED}")
     assert probed.verdict == "held", "\n".join(probed.troubles())
 
 

@@ -66,28 +66,10 @@ class Tally:
             f"0 doubled, 0 lost, {time.monotonic() - began:.1f} s, seed {seed()}"
         )
 
-    def add(self, other: "Tally") -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
-@pytest.fixture(scope="module")
-def total(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """Of this module, said at its end."""
-    began, tally = time.monotonic(), Tally()
-    yield tally
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("\n" + tally.say("all", began))
-
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        with capsys.disabled():
-            print("\n" + text, end="")
-
-    return say
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    return lambda text: record_property("counted", text)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +119,7 @@ async def try_all(places: Grounds, scenario: Mapping[State, int], found: Sequenc
 
 @pytest.mark.parametrize(("world", "variant"), combinations(), ids=lambda of: of.name if isinstance(of, World) else of)
 async def test_whatever_ends_a_tick_every_payout_is_made_once(
-    grounds: Callable[[World], Grounds], world: World, variant: str, say: Callable[[str], None], total: Tally
+    grounds: Callable[[World], Grounds], world: World, variant: str, say: Callable[[str], None]
 ) -> None:
     began, tally = time.monotonic(), Tally()
     names = SCENARIOS if IS_FULL or world.name == "stripe" else (EVERYTHING,)
@@ -153,12 +135,11 @@ async def test_whatever_ends_a_tick_every_payout_is_made_once(
             tally.known += 2 * len(points)
             tally.tried += len(found)
             tally.missed += await try_all(places, scenario, found, VARIANTS[variant])
-    total.add(tally)
     say(tally.say(f"{world.name}, {variant}", began))
 
 
 async def test_around_every_commit_a_tick_may_end(
-    grounds: Callable[[World], Grounds], say: Callable[[str], None], total: Tally
+    grounds: Callable[[World], Grounds], say: Callable[[str], None]
 ) -> None:
     """Where something becomes true for the others: these are tried whatever the sample."""
     began, tally = time.monotonic(), Tally()
@@ -169,12 +150,11 @@ async def test_around_every_commit_a_tick_may_end(
         assert len(commits) >= 5, points
         tally.known, tally.tried = len(found), len(found)
         tally.missed = await try_all(places, SCENARIOS[EVERYTHING], found, Ground.kill)
-    total.add(tally)
     say(tally.say("around every commit", began))
 
 
 async def test_around_every_send_a_tick_may_be_paused(
-    grounds: Callable[[World], Grounds], say: Callable[[str], None], total: Tally
+    grounds: Callable[[World], Grounds], say: Callable[[str], None]
 ) -> None:
     """Two recoveries and the late original: the successor asks and decides while the first holds bytes or answer."""
     began, tally = time.monotonic(), Tally()
@@ -186,12 +166,11 @@ async def test_around_every_send_a_tick_may_be_paused(
         assert len(calls) == 4, points
         tally.known, tally.tried = len(found), len(found)
         tally.missed = await try_all(places, scenario, found, Ground.pause_beside_another)
-    total.add(tally)
     say(tally.say("paused around every send", began))
 
 
 async def test_two_lives_may_end_one_after_the_other(
-    grounds: Callable[[World], Grounds], say: Callable[[str], None], total: Tally
+    grounds: Callable[[World], Grounds], say: Callable[[str], None]
 ) -> None:
     """The one that recovers is killed too, anywhere."""
     began, tally = time.monotonic(), Tally()
@@ -208,5 +187,4 @@ async def test_two_lives_may_end_one_after_the_other(
         found = cases(points, chance, None if IS_FULL else 2 * SAMPLE)
         tally.known, tally.tried = 2 * len(points), len(found)
         tally.missed = await try_all(places, SCENARIOS[EVERYTHING], found, kill_twice)
-    total.add(tally)
     say(tally.say("killed twice", began))

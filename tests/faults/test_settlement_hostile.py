@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -258,7 +258,10 @@ async def _days(one: Shop, crew: Crew, clock: Stopwatch) -> dict[str, int]:
 
 @pytest.mark.timeout(2 * PATIENCE_SECONDS + 120)
 async def test_whatever_the_provider_does_and_whoever_is_killed_both_halves_are_equal(
-    embedded18: servers.Server, simulator: RunningSimulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    embedded18: servers.Server,
+    simulator: RunningSimulator,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Every row ends decided or disputed; transferred is paid once, failed not at all; the ledger says the same."""
     clock = Stopwatch()
@@ -280,8 +283,7 @@ async def test_whatever_the_provider_does_and_whoever_is_killed_both_halves_are_
         counts, _, _ = await figures(one.database)
     await provider.close()
     clock.lap("compared")
-    with capsys.disabled():
-        print(f"\n{_told(halves, crew, hook, struck, counts)}\n  {', '.join(clock.laps)}")
+    record_property("counted", f"{_told(halves, crew, hook, struck, counts)}\n  {', '.join(clock.laps)}")
     assert sum(halves.statuses.values()) == SETTLEMENTS
     assert halves.open == []
     assert halves.doubled == []

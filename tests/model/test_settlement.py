@@ -10,6 +10,7 @@ restore. What else is needed is shown below, by taking it away.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -63,11 +64,10 @@ CHOSEN = {**WORLDS, **WIDER} if FULL else WORLDS
 
 @pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("name", CHOSEN)
-def test_the_constitution_holds_in_every_state(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_constitution_holds_in_every_state(name: str, record_property: Callable[[str, object], None]) -> None:
     """And every end is reached, none is out of reach, and nothing goes on for ever."""
     graph, violation = explore(CHOSEN[name])
-    with capsys.disabled():
-        print(f"\nmodel of settlement, {name}: {len(graph.states):,} states, {graph.steps:,} steps")
+    record_property("counted", f"model of settlement, {name}: {len(graph.states):,} states, {graph.steps:,} steps")
     assert violation is None, str(violation)
     assert {state.database.row.status for state in graph.states} == set(STATUSES)
     lost = stranded(graph)
