@@ -144,8 +144,8 @@ async def resolve(
                     Rejected(
                         "transfer_id_taken",
                         f"The transfer {transfer_id!r:.80} pays another settlement: one movement cannot pay two.",
-                        "Look for the transfer that carries this settlement's own key. If the other was confirmed under "
-                        "a wrong id, resolve that one first.",
+                        "Look for the transfer that carries this settlement's own key. If the other was confirmed "
+                        "under a wrong id, resolve that one first.",
                     )
                 )
             return await _moved(connection, tenant, row, "transferred", "transferred", transfer_id=transfer_id)
