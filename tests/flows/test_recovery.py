@@ -182,6 +182,38 @@ async def test_a_payout_that_was_lost_with_its_row_is_not_sent_again_when_it_is_
             assert await broken(backup) == {}
 
 
+@pytest.mark.parametrize("name", ["stripe", "adyen", "wise"])
+async def test_a_payout_that_was_lost_with_its_fee_is_not_sent_again_under_another_key(
+    dsn: str, punctual: Control, name: str
+) -> None:
+    """The fee was changed after the backup: created again, it has another net amount and so another key."""
+    world = next(world for world in WORLDS if world.name == name)
+    wish: dict[str, Any] = {
+        "provider": name,
+        "destination": world.destination.replace(" ", ""),
+        "currency": world.currency,
+        "gross_micros": 10_000_000,
+    }
+    async with quick(punctual, name) as providers:
+        async with shop(dsn, punctual, providers=providers):
+            pass
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        async with shop(dsn, punctual, providers=providers) as before:
+            await before.set_fee(world.currency, fixed_micros=1_000_000)
+            lost = await before.create("lost", **wish)
+            await before.tick()
+        async with shop(backup, punctual, providers=providers) as restored:
+            found = await recovered(restored)
+            assert (found.orphans, found.is_confirmed) == (1, True)
+            again = await restored.create("lost", **wish)
+            assert (again.id, again.idempotency_key == lost.idempotency_key) == (lost.id, False)
+            await restored.pass_time(A_WHILE * 2)
+            ticked = await restored.tick()
+            assert (ticked.sent, ticked.disputed) == (0, 1)
+            assert (await restored.read(again.id)).reason == "moved_under_another_key"
+            assert await broken(backup) == {}
+
+
 async def test_a_key_that_is_not_its_content_s_is_never_asked_with(dsn: str, control: Control) -> None:
     """A key that was changed would look absent, and the payout be sent a second time."""
     async with quick(control) as providers, shop(dsn, control, providers=providers) as till:

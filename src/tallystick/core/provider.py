@@ -150,7 +150,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 class Movement(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider's books say of one movement. `status` is its own word, `state` ours.
 
-    `reference` is our key in the provider's form, where it kept it; `parent` is a refund's payment.
+    `reference` is our key in the provider's form, where it kept it; `parent` is a refund's payment. `about` is what a
+    transfer says of itself in words: ours names what it pays.
     """
 
     provider: str
@@ -162,6 +163,7 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reference: str = ""
     parent: str = ""
+    about: str = ""
     created_at: datetime | None = None
 
 

@@ -41,6 +41,7 @@ Status = Literal["pending", "processing", "transferred", "failed", "disputed"]
 STATUSES: Final[tuple[Status, ...]] = ("pending", "processing", "transferred", "failed", "disputed")
 
 BUDGET_EXHAUSTED: Final = "retry_budget_exhausted"
+MOVED_UNDER_ANOTHER_KEY: Final = "moved_under_another_key"
 # Nothing reached the provider: our own breaker, gate or clock, or no connection. An outage is not a try.
 NEVER_WRITTEN: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
 # Nobody answers there: asking every second would only fill the books with attempts.
@@ -70,6 +71,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     `server_error`: one ended inside the provider with an error, so it may yet roll forward.
     `not_after`: until when bytes may still be written. `account`: whose books they would be in. `done_as`, `done_state`
     and `refused_as` are final answers that came when their claim was lost already: whoever looks next believes them.
+    `moved_as`: a movement that a lost life of the database made for it under another key.
     """
 
     first_sent_at: datetime | None = None
@@ -81,6 +83,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     done_state: State | None = None
     refused_as: str | None = None
     account: str | None = None
+    moved_as: str | None = None
 
 
 NOTHING_SENT: Final = History()
@@ -180,6 +183,7 @@ def after_look(
 
 
 def after_first_look(
+    history: History,
     looked: Looked,
     *,
     amount_micros: int,
@@ -195,11 +199,11 @@ def after_first_look(
     """
     match looked:
         case Found():
-            return _found(
-                NOTHING_SENT, looked, amount_micros, currency, tries=0, now=now, facts=facts, patience=patience
-            )
+            return _found(history, looked, amount_micros, currency, tries=0, now=now, facts=facts, patience=patience)
         case Undecided():
             return Wait(now + patience.stuck_after, 0)
+        case Absent() if history.moved_as is not None:
+            return Disputed(MOVED_UNDER_ANOTHER_KEY)
         case Absent():
             return Send(0) if lookup is Lookup.EXACT else Disputed("may_have_been_sent_before_the_restore")
 

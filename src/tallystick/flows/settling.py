@@ -33,6 +33,7 @@ from tallystick.core.intent import (
 )
 from tallystick.core.provider import Absent, Answer, Busy, Done, Found, Looked, Lookup, Sending, Undecided
 from tallystick.core.settlement import (
+    MOVED_UNDER_ANOTHER_KEY,
     NEVER_WRITTEN,
     NOTHING_SENT,
     Disputed,
@@ -235,6 +236,7 @@ class _Run:
             if not rows:
                 return _Chunk([], [], [], began, heard)
             asked = [row for row in rows if row.ask_first]
+            histories = await settling.histories(connection, provider, asked)
             refused = [(row, no) for row in rows if not row.ask_first and (no := adapter.refusal(row.instruction))]
             unworded = {row.number for row, _ in refused}
             sendable = [row for row in rows if not row.ask_first and row.number not in unworded]
@@ -245,7 +247,8 @@ class _Run:
         cursor.after = max(cursor.after, *(row.number for row in rows))
         self._counts["claimed"] += len(rows)
         pairs = [(row, attempt, NOTHING_SENT, row.tries) for row, attempt in zip(sendable, begun, strict=True)]
-        return _Chunk(rows, pairs, [(row, Failed(no.code)) for row, no in refused], began, heard, asked)
+        decided: list[tuple[Claimed, Verdict]] = [(row, Failed(no.code)) for row, no in refused]
+        return _Chunk(rows, pairs, decided, began, heard, [(row, histories[row.number]) for row in asked])
 
     async def _finish(self, provider: str, chunk: "_Chunk") -> None:
         """Send and record all of a chunk."""
@@ -261,7 +264,8 @@ class _Run:
                     self._record(Result(claimed=row, verdict=self._withheld(row, withheld, tries, provider)))
                 )
         if chunk.asked:
-            await self._recover(provider, chunk.asked, {row.number: NOTHING_SENT for row in chunk.asked}, chunk.heard)
+            histories = {row.number: history for row, history in chunk.asked}
+            await self._recover(provider, [row for row, _ in chunk.asked], histories, chunk.heard)
         answered = await asyncio.gather(*sends)
         await self._noted([*futures, *(future for future, _ in answered)])
         for future, answer in answered:
@@ -362,10 +366,11 @@ class _Run:
             return Disputed("may_have_been_sent_before_the_restore"), ()
         first_sent_at = history.first_sent_at or row.created_at
         looked = await self._look_up(adapter, row, first_sent_at, now)
-        evidence = (_evidence(looked),)
+        evidence: tuple[Evidence, ...] = (_evidence(looked),)
         # Dated before the question: what the books did not show then may have come since.
         if history.first_sent_at is None:
             after = after_first_look(
+                history,
                 looked,
                 amount_micros=row.amount_micros,
                 currency=row.currency,
@@ -386,6 +391,8 @@ class _Run:
                 facts=facts,
                 patience=patience,
             )
+        if after == Disputed(MOVED_UNDER_ANOTHER_KEY):
+            evidence += (Evidence(what="contradicted", found=history.moved_as or "", detail="made under another key"),)
         return after, evidence
 
     async def _look_up(self, adapter: Provider, row: Claimed, first_sent_at: datetime, now: datetime) -> Looked:
@@ -551,7 +558,7 @@ class _Chunk(msgspec.Struct):
     decided: list[tuple[Claimed, Verdict]]
     began: float
     heard: float
-    asked: list[Claimed] = []
+    asked: list[tuple[Claimed, History]] = []
 
 
 async def _require_here(connection: Connection) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from tallystick import queries
 from tallystick.core.keys import hex64, settlement_key, square45, uuid_form
 from tallystick.core.provider import Movement
-from tallystick.core.settlement import Disputed
+from tallystick.core.settlement import Disputed, settlement_id
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, Unreachable
 from tallystick.settings import LIMITS
@@ -106,6 +106,7 @@ async def keep_if_orphan(database: Database, provider: str, movement: Movement) 
             movement.amount_micros,
             movement.currency,
             movement.state,
+            settlement_id(movement.about),
         )
     return True
 

@@ -52,8 +52,8 @@ SELECT s.key FROM tally.tenant t JOIN tally.settlement s
     ON s.tenant_id = t.tenant_id AND s.provider = $1 AND s.key BETWEEN $2 AND $3;
 
 -- name: add_orphan
-INSERT INTO tally.orphan (provider, reference, provider_id, amount_micros, currency, state)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO tally.orphan (provider, reference, provider_id, amount_micros, currency, state, subject)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
     ON CONFLICT (provider, provider_id) DO UPDATE SET state = excluded.state;
 
 -- name: orphaned

@@ -229,15 +229,15 @@ async def _make(connection: Connection, transaction: PostgresTransaction, fresh:
 
 
 async def _ask_about_orphans(connection: Connection, wishes: Sequence[Wish], keys: Sequence[bytes]) -> None:
-    """What the provider already has under such a key (a row was lost with a restore) is asked about, not sent."""
+    """What a provider already has of it (its row was lost with a restore) is asked about, not sent."""
     references = [_FORMS[wish.key_form](key) for wish, key in zip(wishes, keys, strict=True)]
-    rows = await connection.fetch(_SQL["orphaned"], [wish.operation.provider for wish in wishes], references)
-    found = {(row["provider"], row["reference"]) for row in rows}
-    asked = [
-        wish
-        for wish, reference in zip(wishes, references, strict=True)
-        if (wish.operation.provider, reference) in found
-    ]
+    rows = await connection.fetch(
+        _SQL["orphaned"],
+        [wish.operation.provider for wish in wishes],
+        references,
+        [wish.id for wish in wishes],
+    )
+    asked = [wishes[row["place"] - 1] for row in rows]
     if not await connection.fetchval(_SQL["is_here"]):
         # While a restored database is not confirmed, anything may have been sent by the life that was lost.
         asked = list(wishes)

@@ -33,9 +33,11 @@ INSERT INTO tally.settlement_state (tenant_id, number, provider, changed_at)
 SELECT tenant_id, number, provider, $13::timestamptz FROM made;
 
 -- name: orphaned
--- References that `tally recover` found at a provider without a row here.
-SELECT provider, reference FROM tally.orphan
-  JOIN unnest($1::text[], $2::text[]) AS asked (p, r) ON provider = asked.p AND reference = asked.r;
+-- What `tally recover` found at a provider without a row here: under one of these keys, or named after one of these.
+SELECT asked.place
+  FROM unnest($1::text[], $2::text[], $3::uuid[]) WITH ORDINALITY AS asked (p, r, subject, place)
+ WHERE EXISTS (SELECT 1 FROM tally.orphan o WHERE o.provider = asked.p AND o.reference = asked.r)
+    OR EXISTS (SELECT 1 FROM tally.orphan o WHERE o.subject = asked.subject);
 
 -- name: is_here
 -- Shared: `tally recover` waits for those who are creating, and those who come later see what it found.

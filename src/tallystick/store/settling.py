@@ -15,6 +15,7 @@ from asyncpg.pgproto import pgproto
 
 from tallystick import queries
 from tallystick.core.idempotency import Claim, Tenant
+from tallystick.core.keys import hex64, square45, uuid_form
 from tallystick.core.outcome import Committed, Duplicate
 from tallystick.core.provider import Exchange, Transfer
 from tallystick.core.settlement import (
@@ -157,7 +158,26 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
         )
         for row in await connection.fetch(_SQL["histories"], *columns, provider)
     }
-    return {row.number: found.get((row.tenant.number, row.key), NOTHING_SENT) for row in claimed}
+    before = await _made_before(connection, [row for row in claimed if row.ask_first])
+    return {
+        row.number: msgspec.structs.replace(
+            found.get((row.tenant.number, row.key), NOTHING_SENT), moved_as=before.get(row.number)
+        )
+        for row in claimed
+    }
+
+
+async def _made_before(connection: Connection, asked: Sequence[Claimed]) -> dict[int, str]:
+    """Movements that bear the name of a settlement, and not its key."""
+    if not asked:
+        return {}
+    by_id = {row.id: row for row in asked}
+    before = {}
+    for made in await connection.fetch(_SQL["made_before"], list(by_id)):
+        row = by_id[made["subject"]]
+        if made["reference"] not in {hex64(row.key), uuid_form(row.key), square45(row.key)}:
+            before[row.number] = made["provider_id"]
+    return before
 
 
 async def begin_again(

@@ -61,6 +61,11 @@ SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_a
                       WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider OFFSET 0) AS a
  GROUP BY i.tenant_id, i.key, i.account, i.first_sent_at;
 
+-- name: made_before
+-- What a lost life of this database made at the provider for these, and is not known to have failed.
+SELECT o.subject, o.reference, o.provider_id
+  FROM tally.orphan o WHERE o.subject = ANY($1::uuid[]) AND o.state <> 'failed';
+
 -- name: fence
 -- Which rows are still under these claims, locked in one order.
 SELECT s.tenant_id, s.number, s.status, s.transfer_id, s.reason

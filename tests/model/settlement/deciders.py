@@ -40,6 +40,7 @@ from tallystick.core.provider import (
     Unknown,
 )
 from tallystick.core.settlement import (
+    NOTHING_SENT,
     Disputed,
     Failed,
     History,
@@ -164,7 +165,7 @@ class Rules:
             "patience": self._patience,
         }
         if asked.first is None:
-            return _decision(self._deciders.after_first_look(looked, **given), tries)
+            return _decision(self._deciders.after_first_look(NOTHING_SENT, looked, **given), tries)
         return _decision(self._deciders.after_look(_history(asked), looked, tries=tries, **given), tries)
 
     def _after_answer(self, before: bool, said: str, tries: int) -> Decision:  # noqa: FBT001 - cached by position

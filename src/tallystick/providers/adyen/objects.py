@@ -83,6 +83,7 @@ class Transfer(msgspec.Struct, frozen=True, rename="camel"):
     amount: Amount
     status: str
     reference: str | None = None
+    description: str | None = None
     reason: str | None = None
     direction: str | None = None
     balance_account: Account | None = None
@@ -147,7 +148,7 @@ def moment(text: str | None) -> datetime | None:
 def transfer_movement(transfer: Transfer) -> Movement | None:
     """What the books say; None where it cannot be read."""
     worth = micros(transfer.amount)
-    reference = transfer.reference or ""
+    reference, about = transfer.reference or "", transfer.description or ""
     if worth is None or not is_id(transfer.id) or not transfer.status.isprintable():
         return None
     return Movement(
@@ -160,5 +161,6 @@ def transfer_movement(transfer: Transfer) -> Movement | None:
         status=transfer.status,
         # One with control characters is none of ours, and no row can hold it.
         reference=reference if reference.isprintable() else "",
+        about=about if about.isprintable() else "",
         created_at=moment(transfer.creation_date or transfer.created_at),
     )

@@ -128,6 +128,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     amount_reversed: int = 0
     destination: str | None = None
     transfer_group: str | None = None
+    description: str | None = None
     metadata: dict[str, str] | None = None
 
     @property
@@ -141,7 +142,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     def movement(self, account: str = "") -> Movement:
         state: State = "returned" if self.reversed else "moved"
-        return _movement(self, account, purpose="transfer", state=state, status="reversed" if self.reversed else "")
+        status = "reversed" if self.reversed else ""
+        about = self.description or ""
+        return _movement(self, account, purpose="transfer", state=state, status=status, about=about)
 
 
 class Payout(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +157,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     created: int
     destination: str | None = None
+    description: str | None = None
     metadata: dict[str, str] | None = None
     failure_code: str | None = None
 
@@ -167,7 +171,8 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True):
 
     def movement(self, account: str = "") -> Movement:
         state = PAYOUT_STATES.get(self.status, "moving")
-        return _movement(self, account, purpose="payout", state=state, status=self.status)
+        about = self.description or ""
+        return _movement(self, account, purpose="payout", state=state, status=self.status, about=about)
 
 
 Kept = PaymentIntent | Refund | Transfer | Payout
@@ -244,7 +249,9 @@ def full_id(object_id: str, account: str) -> str:
     return f"{account}/{object_id}" if account else object_id
 
 
-def _movement(kept: Kept, account: str, *, purpose: Purpose, state: State, status: str, parent: str = "") -> Movement:
+def _movement(
+    kept: Kept, account: str, *, purpose: Purpose, state: State, status: str, parent: str = "", about: str = ""
+) -> Movement:
     currency = kept.currency.upper()
     # Stripe writes lower case only; anything else is not from where we think it is.
     if kept.currency != currency.lower() or not is_currency(currency):
@@ -252,7 +259,7 @@ def _movement(kept: Kept, account: str, *, purpose: Purpose, state: State, statu
     amount = from_minor(kept.amount, currency, provider="stripe")
     if isinstance(amount, NotRepresentable):
         raise Unreadable("its amount cannot be held")
-    if "\0" in f"{status}{kept.reference}{parent}":
+    if "\0" in f"{status}{kept.reference}{parent}{about}":
         raise Unreadable("a text of it cannot be stored")
     return Movement(
         provider="stripe",
@@ -264,5 +271,6 @@ def _movement(kept: Kept, account: str, *, purpose: Purpose, state: State, statu
         status=status,
         reference=kept.reference,
         parent=parent,
+        about=about,
         created_at=moment(kept.created),
     )

@@ -70,6 +70,12 @@ class Recipient(msgspec.Struct, frozen=True):
     currency: str | None = None
 
 
+class Details(msgspec.Struct, frozen=True):
+    """What the payee reads."""
+
+    reference: str | None = None
+
+
 class Transfer(msgspec.Struct, frozen=True, rename="camel"):
     """A transfer in replies and lists."""
 
@@ -81,6 +87,13 @@ class Transfer(msgspec.Struct, frozen=True, rename="camel"):
     quote_uuid: str | None = None
     customer_transaction_id: str | None = None
     created: str | None = None
+    details: Details | None = None
+
+    @property
+    def about(self) -> str:
+        """What was written for the payee; text with control characters is none of ours, and no row can hold it."""
+        text = (self.details and self.details.reference) or ""
+        return text if text.isprintable() else ""
 
     @property
     def reference(self) -> str:
@@ -142,5 +155,6 @@ def movement(transfer: Transfer, *, funded_as: str | None = None) -> Movement | 
         state="moving" if funded_as else STATES.get(transfer.status, "moving"),
         status=funded_as or transfer.status,
         reference=transfer.reference,
+        about=transfer.about,
         created_at=moment(transfer.created),
     )

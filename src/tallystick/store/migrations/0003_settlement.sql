@@ -154,7 +154,8 @@ INSERT INTO tally.whereabouts (system, timeline, database)
 SELECT system, timeline, database FROM tally.here();
 
 -- Movements that `tally recover` found at a provider and that no row here explains: a settlement that is created again
--- with such a key is asked about before it is sent.
+-- with such a key is asked about before it is sent. subject: the settlement it names in words; created again under
+-- another fee it has another key, and a person decides.
 CREATE TABLE tally.orphan (
     provider      text COLLATE "C" NOT NULL,
     reference     text COLLATE "C" NOT NULL,
@@ -162,10 +163,12 @@ CREATE TABLE tally.orphan (
     amount_micros bigint NOT NULL,
     currency      text NOT NULL,
     state         text NOT NULL,
+    subject       uuid,
     found_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (provider, provider_id)
 );
 CREATE INDEX orphan_reference ON tally.orphan (provider, reference);
+CREATE INDEX orphan_subject ON tally.orphan (subject);
 
 -- Intents learn whom they serve: one live key for each, by a unique index. `ended`: a final failure was recorded and a
 -- second person approved another key.
