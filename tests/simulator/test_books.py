@@ -56,6 +56,23 @@ def test_an_id_is_taken_once(books: Books) -> None:
         books.replace(entry("tr_2"))
 
 
+@pytest.mark.parametrize("asked", [{"reference": "r"}, {"parent": "p"}, {"reference": "r", "since": NOW}])
+def test_a_question_about_one_does_not_go_through_all(
+    books: Books, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """With a hundred thousand transfers a lookup would take longer than anybody waits for its answer."""
+    plans: list[str] = []
+    execute = books.execute
+
+    def explained(sql: str, values: Any = ()) -> sqlite3.Cursor:
+        plans.extend(row[-1] for row in execute(f"EXPLAIN QUERY PLAN {sql}", values))
+        return execute(sql, values)
+
+    monkeypatch.setattr(books, "execute", explained)
+    books.find("stripe", "transfer", **asked)
+    assert any("entry_reference" in plan or "entry_parent" in plan for plan in plans), plans
+
+
 def test_lists_have_both_directions_cursors_and_bounds(books: Books) -> None:
     for number in range(6):
         at = NOW + timedelta(seconds=number // 2)

@@ -125,14 +125,14 @@ SELECT reference FROM entry
 SELECT created_at, number FROM entry WHERE dialect = ? AND kind = ? AND id = ?;
 
 -- name: find_entries
--- {which} and {order} come from the module's own tables, never from a request. The places are exclusive bounds.
+-- {which}, {time} and {order} come from the module's own tables, never from a request. The places are exclusive bounds.
 SELECT dialect, kind, id, reference, parent, amount, currency, state, created_at, body
   FROM entry
  WHERE dialect = :dialect AND {which}
-   AND created_at BETWEEN :since AND :until
-   AND (created_at, number) > (:low_time, :low_number)
-   AND (created_at, number) < (:high_time, :high_number)
- ORDER BY created_at {order}, number {order}
+   AND {time} BETWEEN :since AND :until
+   AND ({time}, number) > (:low_time, :low_number)
+   AND ({time}, number) < (:high_time, :high_number)
+ ORDER BY {time} {order}, number {order}
  LIMIT :limit OFFSET :offset;
 
 -- name: total
