@@ -31,7 +31,7 @@ def test_a_success_in_between_starts_the_count_again() -> None:
     for _ in range(10):
         for _ in range(FAILURES_TO_OPEN - 1):
             breaker.failed(0, "x")
-        breaker.succeeded()
+        breaker.succeeded(0)
     assert breaker.state == "closed"
 
 
@@ -45,7 +45,7 @@ def test_after_the_pause_one_and_only_one_is_let_through() -> None:
 def test_a_probe_that_succeeds_closes_it() -> None:
     breaker = opened()
     breaker.admit(FIRST_PAUSE_SECONDS)
-    breaker.succeeded()
+    breaker.succeeded(FIRST_PAUSE_SECONDS)
     assert (breaker.state, breaker.admit(FIRST_PAUSE_SECONDS)) == ("closed", 0)
 
 
@@ -65,6 +65,20 @@ def test_late_failures_of_calls_in_flight_do_not_lengthen_the_pause() -> None:
     for _ in range(50):
         breaker.failed(0.5, "timed out")
     assert breaker.admit(FIRST_PAUSE_SECONDS) == 0
+
+
+def test_a_few_lost_answers_among_many_are_no_outage() -> None:
+    """Five hundred calls that began together: a hundred hang, and all of those end last and in a row."""
+    breaker = Breaker()
+    for number in range(400):
+        breaker.succeeded(0.1 + number / 1_000)
+    for _ in range(100):
+        breaker.silent(10.0, "no answer", began=0.0)
+    assert breaker.admit(10.0) == 0
+    # Nothing that began since was answered: now it is one.
+    for _ in range(FAILURES_TO_OPEN):
+        breaker.silent(20.0, "no answer", began=10.0)
+    assert breaker.state == "open"
 
 
 def test_a_probe_that_never_reached_the_provider_makes_room_for_the_next() -> None:
@@ -92,5 +106,5 @@ def test_it_always_opens_its_door_again(steps: list[tuple[str, float]]) -> None:
             case "failed":
                 breaker.failed(now, "x")
             case _:
-                breaker.succeeded()
+                breaker.succeeded(now)
     assert breaker.admit(now + max(LONGEST_PAUSE_SECONDS, PROBE_SECONDS)) == 0

@@ -28,6 +28,7 @@ class Breaker:
         self.failures = 0
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._until = 0.0
+        self._answered_at = float("-inf")
 
     def admit(self, now: float) -> float:
         """0 to go ahead; otherwise how many seconds to stay away. Going ahead while probing is for one only."""
@@ -42,8 +43,9 @@ class Breaker:
         """How many seconds a send would be kept back; 0 when it would be let through. Changes nothing."""
         return 0.0 if self.state == "closed" else max(0.0, self._until - now)
 
-    def succeeded(self) -> None:
+    def succeeded(self, now: float) -> None:
         """The provider answered in its senses, whatever it said."""
+        self._answered_at = now
         if self.state != "closed" or self.failures:
             self.state, self.reason, self.failures = "closed", "", 0
             self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -53,8 +55,17 @@ class Breaker:
         if self.state == "probing":
             self.state, self._until = "open", now
 
+    def silent(self, now: float, reason: str, *, began: float) -> None:
+        """It could not be reached, or did not answer a call that began then.
+
+        Of many that began together the unanswered ones end together, in a row, after all the others were answered: that
+        is a few lost answers, and no outage.
+        """
+        if began >= self._answered_at:
+            self.failed(now, reason)
+
     def failed(self, now: float, reason: str) -> None:
-        """It could not be reached, did not answer, or failed inside."""
+        """It failed inside."""
         self.failures += 1
         self.reason = reason
         if self.state == "probing":

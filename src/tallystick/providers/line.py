@@ -81,7 +81,7 @@ class Line:
                 message=f"{self._facts.name} is not answering ({self.breaker.reason}); nothing was sent.",
                 after_seconds=away,
             )
-        said: Said | None = None
+        began, said = steady(), None
         try:
             async with self.gate.turn(sending.sendable_until):
                 said = await self._exchange(method, path, headers, body, sendable_until=sending.sendable_until)
@@ -92,7 +92,7 @@ class Line:
                 after_seconds=max(_DEFAULT_PAUSE_SECONDS, error.wait_seconds),
             )
         finally:
-            self._notice(said)
+            self._notice(said, began)
         if isinstance(said.result, NotSent):
             return Busy(
                 code="not_after_passed" if said.result.expired else "unreachable",
@@ -149,12 +149,12 @@ class Line:
             exchange = Exchange(asked=f"{method} {path}", status=0, said=result.reason)
         return Said(result, exchange)
 
-    def _notice(self, said: Said | None) -> None:
+    def _notice(self, said: Said | None, began: float) -> None:
         result = None if said is None else said.result
         match result:
             case Reply() if result.status < _SERVER_ERROR or "idempotent-replayed" in result.headers:
                 # A stored 500 that is replayed tells of a past trouble, not of a present one.
-                self.breaker.succeeded()
+                self.breaker.succeeded(steady())
             case Reply():
                 self.breaker.failed(steady(), f"status {result.status}")
             case None:
@@ -162,7 +162,7 @@ class Line:
             case NotSent() if result.expired:
                 self.breaker.abandoned(steady())
             case NotSent() | Unanswered():
-                self.breaker.failed(steady(), result.reason)
+                self.breaker.silent(steady(), result.reason, began=began)
 
 
 def retry_after_seconds(reply: Reply) -> float | None:
