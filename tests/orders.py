@@ -7,17 +7,20 @@ expired  reservations that hold a moment only are past it, by the database's clo
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.order import OrderReserved
+from tallystick.core.order import OrderReserved, claim_of
+from tallystick.core.outcome import Rejected
 from tallystick.flows.order import Orders
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import database as postgres
+from tallystick.store import order as orders_store
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView, Reserved, SkuView
@@ -29,6 +32,8 @@ GRACE = timedelta(seconds=30)
 NONE = timedelta()
 # Over before anybody can look.
 A_MOMENT = timedelta(milliseconds=1)
+# Whoever waits for a lock that a test holds, waits until it is let go.
+LONG = replace(LIMITS, lock_wait_seconds=30.0)
 LAMP = OrderReserved(sku="lamp", quantity=1, amount_micros=25_000_000, currency="EUR")
 
 
@@ -112,3 +117,45 @@ async def execute(dsn: str, statement: str, *arguments: Any) -> str:
         return str(await connection.execute(statement, *arguments))
     finally:
         await connection.close()
+
+
+def code(answer: object) -> str:
+    return answer.code if isinstance(answer, Rejected) else type(answer).__name__
+
+
+def encoded(answer: object) -> bytes:
+    assert isinstance(answer, Reserved), answer
+    return msgspec.json.encode(answer.view)
+
+
+async def orders_of(dsn: str, where: str = "true") -> int:
+    return int(await fetchval(dsn, f"SELECT count(*) FROM tally.orders WHERE {where}"))
+
+
+async def waits(dsn: str, for_how_many: int = 1) -> None:
+    """Returns when so many sessions wait for a lock: then the interleaving is the one the test wants."""
+    while (
+        await fetchval(
+            dsn, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        < for_how_many
+    ):
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def in_flight(shop: Store, *keys: str, asked: Any = LAMP) -> AsyncIterator[list[Any]]:
+    """Reservations in a transaction that commits when the block ends: another process, seen in the middle."""
+    async with shop.database.writing() as connection:
+        claims = [claim_of(shop.tenant, asked, key) for key in keys]
+        yield await orders_store.reserve(connection, claims, ttl=TTL)
+
+
+@asynccontextmanager
+async def sweeping(shop: Store) -> AsyncIterator[int]:
+    """A sweep in a transaction that commits when the block ends."""
+    async with shop.database.writing() as connection:
+        rows = await connection.fetch(orders_store._SQL["overdue"], NONE, 100)
+        names = [row["tenant_id"] for row in rows], [row["id"] for row in rows]
+        done = await connection.fetch(orders_store._SQL["finish"], *names, "CANCELLED_BY_SWEEPER")
+        yield len(done)

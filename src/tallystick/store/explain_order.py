@@ -35,7 +35,7 @@ async def explain_order(database: Database, tenant: Tenant, name: str) -> Explan
     if isinstance(found, Rejected):
         return None
     async with database.reading(tenant.number) as connection:
-        key, now = await connection.fetchrow(_SQL["order_key"], tenant.number, UUID(found.id.removeprefix("or_")))
+        ((key, now),) = await connection.fetch(_SQL["order_key"], tenant.number, UUID(found.id.removeprefix("or_")))
     return Explanation("order", found.id, _summary(found, now), tuple(_steps(found, key)))
 
 

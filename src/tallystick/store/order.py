@@ -32,7 +32,7 @@ from tallystick.core.order import (
 from tallystick.core.outcome import Duplicate, Rejected
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
+from tallystick.errors import InFlight, InvariantBroken, OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS
 from tallystick.store import copying
 from tallystick.store.database import Connection, Database
@@ -127,7 +127,9 @@ async def reserve(
     verdicts = admit([claims[position] for position in open_], stocks, known)
     granted = [claims[position] for position, verdict in zip(open_, verdicts, strict=True) if verdict is order.GRANTED]
     orders: dict[tuple[int, bytes], OrderView] = {}
-    if granted and at is not None:
+    if granted:
+        if at is None:
+            raise InvariantBroken("the gate granted stock that nobody holds")
         orders = await _record(connection, granted, at=at, ttl=ttl)
     used = [claims[position] for position, v in zip(open_, verdicts, strict=True) if isinstance(v, Duplicate)]
     if used:
