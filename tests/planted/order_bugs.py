@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Final, cast
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -10,6 +11,7 @@ from tallystick.core import order as deciders
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import migrate
 from tallystick.store import order as orders
+from tallystick.store.operation import PostgresTransaction
 from tests.planted.bug import Bug
 
 FLOW: Final = "tests/flows/test_order.py::"
@@ -90,18 +92,18 @@ def oversold_within_a_batch() -> None:
 
 def keys_read_before_the_stock() -> None:
     """A twin finds its key unused, waits, and then hears that its own order has sold the thing out."""
-    original, claim = orders.reserve, orders.PostgresTransaction.claim
+    original, claim = orders.reserve, PostgresTransaction.claim
     read: ContextVar[Any] = ContextVar("read")
 
     async def reserve(connection: Any, claims: Any, **more: Any) -> Any:
-        read.set(await claim(orders.PostgresTransaction(connection), claims, patient=True))
+        read.set(await claim(PostgresTransaction(connection), claims, patient=True))
         return await original(connection, claims, **more)
 
-    async def claimed(_self: Any, _claims: Any, *, patient: bool) -> Any:  # noqa: ARG001 - as the original
+    async def claimed(_self: Any, _claims: Any, *, patient: bool) -> Any:
         return read.get()
 
     cast("Any", orders).reserve = reserve
-    cast("Any", orders.PostgresTransaction).claim = claimed
+    cast("Any", PostgresTransaction).claim = claimed
 
 
 def replay_tells_the_present() -> None:
@@ -109,7 +111,7 @@ def replay_tells_the_present() -> None:
 
     async def as_created(connection: Any, claims: Any) -> Any:
         rows = await connection.fetch(
-            orders._SQL["by_ids"], [claim.tenant.number for claim in claims], [orders.UUID(bytes=c.id) for c in claims]
+            orders._SQL["by_ids"], [claim.tenant.number for claim in claims], [UUID(bytes=c.id) for c in claims]
         )
         return {(row["tenant_id"], row["id"].bytes): orders.view(row) for row in rows}
 
@@ -121,10 +123,7 @@ def a_new_order_for_each_run() -> None:
     original = orders.ReserveWork.commit
 
     async def commit(self: Any, items: Any, *, patient: bool) -> Any:
-        again = [
-            msgspec.structs.replace(item, id=orders.uuid4().bytes, key=f"{item.key}-{orders.uuid4().hex}")
-            for item in items
-        ]
+        again = [msgspec.structs.replace(item, id=uuid4().bytes, key=f"{item.key}-{uuid4().hex}") for item in items]
         return await original(self, again, patient=patient)
 
     cast("Any", orders.ReserveWork).commit = commit
@@ -142,7 +141,7 @@ def cancelled_though_paid() -> None:
 def swept_without_grace() -> None:
     """At the deadline, not after the grace."""
     _reworded("overdue", (" - $1::interval", " - 0 * $1::interval"))
-    cast("Any", orders).is_overdue = lambda expires_at, *, now, grace: now >= expires_at
+    cast("Any", orders).is_overdue = lambda expires_at, *, now, **_more: now >= expires_at
 
 
 def last_come_first_served() -> None:

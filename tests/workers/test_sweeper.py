@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from tallystick import app
 from tallystick.core.order import Swept
@@ -79,17 +80,25 @@ async def test_it_sweeps_what_expires_while_it_runs_and_outlives_an_outage(
 ) -> None:
     monkeypatch.setattr(pause, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pause, "_LONGEST_PAUSE_SECONDS", 0.05)
-    async with hasty(dsn) as shop, wire(dsn) as (cable, address), store(address, grace=NONE, limits=EAGER) as swept:
-        async with at_work(SweeperWorker(swept.orders, limits=EAGER)):
-            await shop.made("a", wish(quantity=3))
-            await available(shop, 200)
-            cable.is_down = True
-            await swept.database.close()
-            await shop.made("b", wish(quantity=5))
-            await expired(dsn)
-            assert (await shop.figures())[2] == 195
-            cable.is_down = False
-            await available(shop, 200)
+    async with (
+        hasty(dsn) as shop,
+        wire(dsn) as (cable, address),
+        store(address, grace=NONE, limits=EAGER) as swept,
+        at_work(SweeperWorker(swept.orders, limits=EAGER)),
+    ):
+        await shop.made("a", wish(quantity=3))
+        await available(shop, 200)
+        cable.is_down = True
+        # Once it was refused a connection it has none left.
+        with capture_logs() as said:
+            while not any(event["event"] == "sweep_interrupted" for event in said):
+                await swept.database.close()
+                await asyncio.sleep(0.01)
+        await shop.made("b", wish(quantity=5))
+        await expired(dsn)
+        assert (await shop.figures())[2] == 195
+        cable.is_down = False
+        await available(shop, 200)
     assert await broken(dsn) == {}
 
 
