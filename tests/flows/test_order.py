@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 import pytest_asyncio
@@ -15,6 +16,7 @@ from tallystick.core.order import Swept
 from tallystick.core.outcome import Committed, Rejected
 from tallystick.errors import Busy, InFlight
 from tallystick.settings import LIMITS
+from tallystick.store import caller
 from tallystick.store import order as orders_store
 from tallystick.store.order import OrderView, Reserved
 from tests import servers
@@ -406,4 +408,30 @@ async def test_a_full_queue_says_so_and_holds_nothing(dsn: str) -> None:
         assert {type(task.exception()) for task in refused} == {Busy}
         assert sum(isinstance(answer, Reserved) for answer in answers) == 30 - len(refused)
         assert await orders_of(dsn) == 30 - len(refused)
+    assert await broken(dsn) == {}
+
+
+async def test_a_key_that_a_callers_own_transaction_holds_stops_nobody_else(dsn: str) -> None:
+    """He may roll back: until he ends, nobody can say whose the key is."""
+    async with store(dsn, limits=replace(SHORT, wait_seconds=1.0)) as shop, ledger(dsn) as one:
+        await shop.put(100)
+        await one.account("a", 100)
+        await one.account("b")
+        move = one.engine.claim(one.tenant, Transfer(debit="a", credit="b", amount_micros=1, currency="USD"), "k")
+        assert not isinstance(move, Rejected)
+        connection = await asyncpg.connect(dsn)
+        try:
+            transaction = connection.transaction()
+            await transaction.start()
+            assert isinstance(await caller.submit(connection, move), Committed)
+            waiting = asyncio.create_task(shop.reserve("k"))
+            for round_ in range(3):
+                others = [shop.reserve(f"o{round_}-{number}") for number in range(10)]
+                assert {code(answer) for answer in await asyncio.gather(*others)} == {"Reserved"}
+            with pytest.raises(InFlight):
+                await waiting
+            await transaction.rollback()
+        finally:
+            await connection.close()
+        await shop.made("k")
     assert await broken(dsn) == {}

@@ -296,7 +296,7 @@ async def test_the_sweeper_looks_at_no_more_rows_however_many_are_finished(embed
         await shop.put(100)
         overdue = orders_store._SQL["overdue"]
         async with shop.database.connection() as connection:
-            await connection.fetch(overdue, timedelta(), 10)
+            await connection.fetch(overdue, timedelta(), 10, None, [])
             for number in range(20):
                 await shop.made(f"k{number}")
             await expired(shop.dsn)
@@ -310,7 +310,9 @@ async def test_the_sweeper_looks_at_no_more_rows_however_many_are_finished(embed
 
 
 async def looked_at(connection: asyncpg.Connection) -> dict[str, Any]:
-    statement = orders_store._SQL["overdue"].replace("$1::interval", "interval '0'").replace("$2", "10")
+    statement = orders_store._SQL["overdue"]
+    for parameter, value in (("$1::interval", "interval '0'"), ("$2", "10"), ("$3", "NULL"), ("$4", "'{}'")):
+        statement = statement.replace(parameter, value)
     text = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
     plan = json.loads(text)[0]["Plan"]
     node = plan
