@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,15 @@ from tallystick.core.operation import Refund, Release, Transfer
 from tallystick.core.order import Swept
 from tallystick.core.outcome import Committed, Rejected
 from tallystick.errors import Busy, InFlight
+from tallystick.flows.order import Orders
 from tallystick.settings import LIMITS
 from tallystick.store import caller
 from tallystick.store import order as orders_store
+from tallystick.store.database import Connection, Database
 from tallystick.store.order import OrderView, Reserved
 from tests import servers
 from tests.ledgers import broken, fetchval, ledger
-from tests.orders import LONG, TTL, Store, code, encoded, execute, in_flight, orders_of, store, waits, wish
+from tests.orders import GRACE, LONG, TTL, Store, code, encoded, execute, in_flight, orders_of, store, waits, wish
 
 # Locks of others are stepped around sooner than a test would notice.
 SHORT = replace(LIMITS, lock_wait_seconds=0.05)
@@ -149,6 +152,40 @@ async def test_first_come_first_served_within_a_process(dsn: str) -> None:
         answers = await asyncio.gather(*(shop.reserve(f"k{number}") for number in range(500)))
         assert [code(answer) for answer in answers] == ["Reserved"] * 137 + ["sold_out"] * 363
     assert await broken(dsn) == {}
+
+
+class Slow(Database):
+    """Once armed, whoever comes first is held up until another has overtaken him; or, for a while, nobody has."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.held_up: bool | None = None
+        self._overtaken = asyncio.Event()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Connection]:
+        is_first, self.held_up = self.held_up is False, None if self.held_up is None else True
+        if is_first:
+            await asyncio.wait([asyncio.create_task(self._overtaken.wait())], timeout=0.5)
+        async with super().writing() as connection:
+            yield connection
+        self._overtaken.set()
+
+
+async def test_a_batch_that_is_held_up_is_not_overtaken(dsn: str) -> None:
+    """First come, first served, though the first comers' connection is the slower one."""
+    limits = replace(LIMITS, batch=5, lanes=2)
+    async with store(dsn) as shop:
+        await shop.put(5)
+    slow = Slow(dsn, 10, limits)
+    try:
+        async with Orders(slow, ttl=TTL, grace=GRACE, limits=limits) as orders:
+            slow.held_up = False
+            answers = await asyncio.gather(*(orders.reserve(shop.tenant, wish(), f"k{number}") for number in range(15)))
+        assert slow.held_up
+        assert [code(answer) for answer in answers] == ["Reserved"] * 5 + ["sold_out"] * 10
+    finally:
+        await slow.close()
 
 
 async def test_a_large_quantity_that_does_not_fit_does_not_stop_a_small_one_that_does(shop: Store) -> None:
