@@ -24,15 +24,34 @@ from tallystick.store.database import Connection, Database
 from tallystick.store.order import OrderView, Reserved
 from tests import servers
 from tests.ledgers import broken, fetchval, ledger
-from tests.orders import GRACE, LONG, TTL, Store, code, encoded, execute, in_flight, orders_of, store, waits, wish
+from tests.orders import (
+    GRACE,
+    LONG,
+    TTL,
+    Store,
+    code,
+    emptied,
+    encoded,
+    execute,
+    in_flight,
+    orders_of,
+    store,
+    waits,
+    wish,
+)
 
 # Locks of others are stepped around sooner than a test would notice.
 SHORT = replace(LIMITS, lock_wait_seconds=0.05)
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 @pytest_asyncio.fixture
@@ -101,11 +120,13 @@ async def test_sold_out_leaves_the_key_unused(shop: Store) -> None:
 
 async def test_a_batch_that_finds_nothing_left_writes_nothing(shop: Store) -> None:
     await shop.made("all", wish(quantity=10))
-    before = await fetchval(shop.dsn, "SELECT pg_current_xact_id()::text::bigint")
+    row = "SELECT (ctid, xmin, xmax)::text FROM tally.sku"
+    before = await fetchval(shop.dsn, row)
     answers = await asyncio.gather(*(shop.reserve(f"k{number}") for number in range(300)))
     assert {code(answer) for answer in answers} == {"sold_out"}
-    # Asking for a number takes one; a transaction that wrote, or locked a row, would have taken another.
-    assert await fetchval(shop.dsn, "SELECT pg_current_xact_id()::text::bigint") == before + 1
+    # Neither written nor as much as locked: a lock would stand in xmax.
+    assert await fetchval(shop.dsn, row) == before
+    assert await orders_of(shop.dsn) == await fetchval(shop.dsn, "SELECT count(*) FROM tally.operation") == 1
     assert shop.orders.sold_out == 300
 
 

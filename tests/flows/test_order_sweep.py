@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from tallystick.core.order import Swept
 from tallystick.core.outcome import Rejected
@@ -13,13 +14,18 @@ from tallystick.store import order as orders_store
 from tallystick.store.order import OrderView
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, GRACE, LONG, NONE, Store, code, expired, store, sweeping, waits, wish
+from tests.orders import A_MOMENT, GRACE, LONG, NONE, Store, code, emptied, expired, store, sweeping, waits, wish
 from tests.settlements import superuser
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 async def test_the_sweeper_cancels_what_is_overdue_and_nothing_else(dsn: str) -> None:

@@ -15,7 +15,7 @@ from tallystick.core.order import claim_of, recorded
 from tallystick.store import order as orders_store
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, NONE, Store, expired, store, wish
+from tests.orders import A_MOMENT, NONE, Store, emptied, expired, store, wish
 from tests.settlements import superuser
 
 VERIFY = queries.load("tallystick.store", "verify.sql")["orders"]
@@ -25,10 +25,15 @@ INSERT = (
 )
 
 
-@pytest_asyncio.fixture(params=["embedded18", "postgres15"])
-async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+@pytest.fixture(scope="module", params=["embedded18", "postgres15"])
+def fresh(request: pytest.FixtureRequest) -> str:
     server: servers.Server = request.getfixturevalue(request.param)
-    async with store(server.fresh_database()) as opened:
+    return server.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def shop(fresh: str) -> AsyncIterator[Store]:
+    async with store(await emptied(fresh)) as opened:
         await opened.put(10)
         yield opened
 
@@ -254,20 +259,18 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_verify_sees_what_a_hand_without_triggers_has_done(embedded18: servers.Server, damage: str) -> None:
-    async with store(embedded18.fresh_database()) as shop:
-        await shop.put(10)
-        await shop.put(10, "chair")
-        await shop.made("k")
-        await shop.orders.cancel(shop.tenant, (await shop.made("l")).id)
-        connection = await asyncpg.connect(superuser(shop.dsn))
-        try:
-            assert (await connection.fetch(VERIFY))[0]["broken"] == 0
-            await connection.execute("SET session_replication_role = replica")
-            assert not (await connection.execute(damage)).endswith(" 0"), "the damage did none"
-            assert (await connection.fetch(VERIFY))[0]["broken"] > 0
-        finally:
-            await connection.close()
+async def test_verify_sees_what_a_hand_without_triggers_has_done(shop: Store, damage: str) -> None:
+    await shop.put(10, "chair")
+    await shop.made("k")
+    await shop.orders.cancel(shop.tenant, (await shop.made("l")).id)
+    connection = await asyncpg.connect(superuser(shop.dsn))
+    try:
+        assert (await connection.fetch(VERIFY))[0]["broken"] == 0
+        await connection.execute("SET session_replication_role = replica")
+        assert not (await connection.execute(damage)).endswith(" 0"), "the damage did none"
+        assert (await connection.fetch(VERIFY))[0]["broken"] > 0
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize(
