@@ -84,9 +84,9 @@ async def test_a_settlement_of_another_tenant_is_not_found(embedded18: servers.S
 
 async def test_on_mariadb_settlements_are_refused_in_plain_words(mariadb: servers.Server) -> None:
     async with tallystick.open(database_url=mariadb.fresh_database()) as tally:
-        with pytest.raises(Misconfigured, match=r"Settlements need PostgreSQL.*Nothing was created"):
+        with pytest.raises(Misconfigured, match=r"Settlements and orders need PostgreSQL.*Nothing was created"):
             await _create(tally)
-        with pytest.raises(Misconfigured, match="Settlements need PostgreSQL"):
+        with pytest.raises(Misconfigured, match="Settlements and orders need PostgreSQL"):
             await tally.settlement("st_" + "0" * 32)
 
 

@@ -27,6 +27,11 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ({"TALLY_HOST": ""}, "TALLY_HOST"),
         ({"TALLY_API_KEY": "short"}, "TALLY_API_KEY"),
         ({"TALLY_HOME": ""}, "TALLY_HOME"),
+        ({"TALLY_RESERVATION_TTL_SECONDS": "0"}, "TALLY_RESERVATION_TTL_SECONDS"),
+        ({"TALLY_RESERVATION_TTL_SECONDS": "soon"}, "TALLY_RESERVATION_TTL_SECONDS"),
+        ({"TALLY_RESERVATION_TTL_SECONDS": "nan"}, "TALLY_RESERVATION_TTL_SECONDS"),
+        ({"TALLY_RESERVATION_TTL_SECONDS": "86401"}, "TALLY_RESERVATION_TTL_SECONDS"),
+        ({"TALLY_RESERVATION_GRACE_SECONDS": "-1"}, "TALLY_RESERVATION_GRACE_SECONDS"),
     ],
 )
 def test_a_wrong_setting_stops_the_start_with_its_name(environment: dict[str, str], named: str, tmp_path: Path) -> None:
@@ -48,3 +53,10 @@ def test_secrets_do_not_show_in_a_printed_settings_object(tmp_path: Path) -> Non
     )
     assert "hunter2" not in repr(settings)
     assert "tsk_secret-that-is-long-enough" not in repr(settings)
+
+
+def test_a_reservation_holds_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    assert (load({}, tmp_path).reservation_ttl_seconds, load({}, tmp_path).reservation_grace_seconds) == (600, 30)
+    chosen = {"TALLY_RESERVATION_TTL_SECONDS": "120", "TALLY_RESERVATION_GRACE_SECONDS": "0"}
+    settings = load(chosen, tmp_path)
+    assert (settings.reservation_ttl_seconds, settings.reservation_grace_seconds) == (120, 0)

@@ -37,6 +37,8 @@ from tallystick.errors import (
     Unreachable,
 )
 from tallystick.library import Tally, open  # noqa: A004 - read as tallystick.open()
+from tallystick.store.order import OrderView, SkuView
+from tallystick.store.order import Reserved as OrderMade
 from tallystick.store.settlement import Made as SettlementMade
 from tallystick.store.settlement import SettlementView
 
@@ -58,6 +60,8 @@ __all__ = [
     "Leg",
     "Misconfigured",
     "Operation",
+    "OrderMade",
+    "OrderView",
     "Outcome",
     "OutcomeUnknown",
     "Payout",
@@ -70,6 +74,7 @@ __all__ = [
     "SchemaMismatch",
     "SettlementMade",
     "SettlementView",
+    "SkuView",
     "Tally",
     "TallystickError",
     "TopUp",

@@ -19,6 +19,7 @@ from tallystick.core.settlement import Patience
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
+from tallystick.flows.order import Orders
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
@@ -100,6 +101,7 @@ class Service:
     settlements: Settlements
     settler: Settler
     reviews: Reviews
+    orders: Orders
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -237,6 +239,16 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
+def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS) -> Orders:
+    """The gate, with how long a reservation holds by the settings."""
+    return Orders(
+        database,
+        ttl=timedelta(seconds=settings.reservation_ttl_seconds),
+        grace=timedelta(seconds=settings.reservation_grace_seconds),
+        limits=limits,
+    )
+
+
 def worker_name() -> str:
     """How this process signs the rows it claims."""
     return f"{socket.gethostname()}:{os.getpid()}"
@@ -257,8 +269,9 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers and of settlements; a tick's chunks and its recorder.
-        connections = 4 * limits.lanes + limits.settlement_lanes + 1 + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements and of orders; a tick's chunks and its
+        # recorder; the sweeper, and what is done to single orders.
+        connections = 5 * limits.lanes + limits.settlement_lanes + 1 + 1 + limits.order_steps + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -266,12 +279,13 @@ async def running(
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
+                orders_of(settings, database, limits=limits) as orders,
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, notes)
+                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, orders, notes)
         finally:
             await database.close()
 

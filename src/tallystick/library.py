@@ -11,6 +11,7 @@ import asyncpg
 from tallystick import app
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
+from tallystick.core.order import OrderReserved
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.settlement_ledger import SettlementCreated
 from tallystick.core.velocity import VelocityLimit
@@ -19,6 +20,7 @@ from tallystick.settings import Settings
 from tallystick.store import account, caller, settlement, tenant
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.mysql.address import is_address as is_mysql
+from tallystick.store.order import OrderView, Reserved, SkuView
 from tallystick.store.settlement import Made, SettlementView
 
 
@@ -135,10 +137,42 @@ class Tally:
         """A settlement as it stands, by the id that creating it returned."""
         return await settlement.read(self._needed_service().database, self._tenant, settlement_id)
 
+    async def set_stock(self, sku: str, stock: int) -> SkuView | Rejected:
+        """Put so many pieces up for sale, in all: what is reserved and sold counts towards it. Safe to repeat.
+
+        Less than is reserved and sold is refused. Raises InFlight, OutcomeUnknown, Unreachable, and Misconfigured on
+        MariaDB and MySQL.
+        """
+        return await self._needed_service().orders.set_stock(self._tenant, sku, stock)
+
+    async def sku(self, sku: str) -> SkuView | Rejected:
+        """What there is of a SKU: in all, reserved, sold, available."""
+        return await self._needed_service().orders.sku(self._tenant, sku)
+
+    async def reserve(
+        self, *, sku: str, quantity: int, amount_micros: int, currency: str, idempotency_key: str
+    ) -> Reserved | Rejected:
+        """Hold stock for a buyer, once, for TALLY_RESERVATION_TTL_SECONDS; `amount_micros` is for the whole order.
+
+        Refused with `sold_out` it leaves no trace, and the key may be used again. Raises like `submit`, and
+        Misconfigured on MariaDB and MySQL.
+        """
+        wish = OrderReserved(sku=sku, quantity=quantity, amount_micros=amount_micros, currency=currency)
+        return await self._needed_service().orders.reserve(self._tenant, wish, idempotency_key)
+
+    async def order(self, order_id: str) -> OrderView | Rejected:
+        """An order as it stands, by the id that reserving it returned."""
+        return await self._needed_service().orders.read(self._tenant, order_id)
+
+    async def cancel_order(self, order_id: str) -> OrderView | Rejected:
+        """Give a reservation back, once. A paid order is refused; a cancelled one stays as it is. Safe to repeat."""
+        return await self._needed_service().orders.cancel(self._tenant, order_id)
+
     def _needed_service(self) -> app.Service:
         if self._service is None:
             raise Misconfigured(
-                "Settlements need PostgreSQL, and TALLY_DATABASE_URL is a MySQL address. Nothing was created."
+                "Settlements and orders need PostgreSQL, and TALLY_DATABASE_URL is a MySQL address. "
+                "Nothing was created."
             )
         return self._service
 

@@ -82,6 +82,12 @@ class Limits:
     settlement_turn_seconds: float = 5.0
     # How often a worker looks for settlements when there were none.
     settlement_pause_seconds: float = 2.0
+    # Reservations swept in one transaction: it holds their SKUs for some tens of milliseconds.
+    sweep_chunk: int = 500
+    # How often the sweeper looks for overdue reservations when there were none.
+    sweep_pause_seconds: float = 2.0
+    # Cancellations and changes of stock at once: each has a connection, and most wait for the same few SKUs.
+    order_steps: int = 4
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000
@@ -106,7 +112,7 @@ class _Spec:
 
 
 _HIGHEST_PORT = 65535
-# A day: nobody would be told of a stuck payout sooner.
+# A day: nobody would be told of a stuck payout sooner, and nobody holds stock for longer without paying.
 _LONGEST_TIMEOUT = 86_400
 _HIGHEST_BUDGET = 1_000
 # More than one process can send; a larger number is a slip of the finger.
@@ -154,6 +160,10 @@ SPECS: Final = (
     _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
     _Spec("TALLY_SETTLEMENT_TIMEOUT_SECONDS", "300", "a payout without an answer is stuck, and taken over, after this"),
     _Spec("TALLY_SETTLEMENT_RETRY_BUDGET", "8", "sends without a final answer before a payout is given up"),
+    _Spec(
+        "TALLY_RESERVATION_TTL_SECONDS", "600", "how long a reservation holds its stock for a buyer who has not paid"
+    ),
+    _Spec("TALLY_RESERVATION_GRACE_SECONDS", "30", "how much longer the sweeper lets it be"),
     *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
     _Spec(
         "TALLY_STRIPE_ACCOUNT_ID",
@@ -200,6 +210,8 @@ class Settings:
     simulator_port: int = 8090
     settlement_timeout_seconds: float = 300.0
     settlement_retry_budget: int = 8
+    reservation_ttl_seconds: float = 600.0
+    reservation_grace_seconds: float = 30.0
     # Those whose API key is set.
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -237,18 +249,20 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         simulator_port=_port(values, "TALLY_SIMULATOR_PORT"),
         settlement_timeout_seconds=_seconds(values, "TALLY_SETTLEMENT_TIMEOUT_SECONDS"),
         settlement_retry_budget=_budget(values, "TALLY_SETTLEMENT_RETRY_BUDGET"),
+        reservation_ttl_seconds=_seconds(values, "TALLY_RESERVATION_TTL_SECONDS"),
+        reservation_grace_seconds=_seconds(values, "TALLY_RESERVATION_GRACE_SECONDS", least=0.0),
         providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
         shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
     )
 
 
-def _seconds(values: Mapping[str, str], name: str) -> float:
+def _seconds(values: Mapping[str, str], name: str, *, least: float = 0.001) -> float:
     try:
         seconds = float(values[name])
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST_TIMEOUT:
+        seconds = -1.0
+    if not least <= seconds <= _LONGEST_TIMEOUT:
         raise Misconfigured(f"{name} is {values[name]!r}: it must be a number of seconds, at most {_LONGEST_TIMEOUT}")
     return seconds
 

@@ -20,6 +20,7 @@ from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import TallystickError
 from tallystick.store.account import AccountView, EntryView
+from tallystick.store.order import OrderView, Reserved, SkuView
 from tallystick.store.settlement import Made, SettlementView
 
 T = TypeVar("T")
@@ -118,6 +119,36 @@ class Tally:
     def settlement(self, settlement_id: str) -> SettlementView | Rejected:
         """See `tallystick.Tally.settlement`."""
         return self._wait(self._tally.settlement(settlement_id))
+
+    def set_stock(self, sku: str, stock: int) -> SkuView | Rejected:
+        """See `tallystick.Tally.set_stock`."""
+        return self._wait(self._tally.set_stock(sku, stock))
+
+    def sku(self, sku: str) -> SkuView | Rejected:
+        """See `tallystick.Tally.sku`."""
+        return self._wait(self._tally.sku(sku))
+
+    def reserve(
+        self, *, sku: str, quantity: int, amount_micros: int, currency: str, idempotency_key: str
+    ) -> Reserved | Rejected:
+        """See `tallystick.Tally.reserve`."""
+        return self._wait(
+            self._tally.reserve(
+                sku=sku,
+                quantity=quantity,
+                amount_micros=amount_micros,
+                currency=currency,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def order(self, order_id: str) -> OrderView | Rejected:
+        """See `tallystick.Tally.order`."""
+        return self._wait(self._tally.order(order_id))
+
+    def cancel_order(self, order_id: str) -> OrderView | Rejected:
+        """See `tallystick.Tally.cancel_order`."""
+        return self._wait(self._tally.cancel_order(order_id))
 
 
 @contextmanager

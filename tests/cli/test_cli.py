@@ -186,7 +186,7 @@ def test_verify_finds_damage_and_is_exit_1(embedded18: servers.Server, tmp_path:
     assert verdicts["solvency"] == 0
 
 
-@pytest.mark.parametrize("name", ["ledger", "hot", "idle", "http", "batch", "growth"])
+@pytest.mark.parametrize("name", ["ledger", "hot", "idle", "http", "batch", "growth", "gate", "gate-http"])
 def test_every_bench_runs_and_reports(dsn: str, name: str) -> None:
     """Small sizes: that it runs and verifies, not how fast."""
     shown = tally("bench", name, "--json", "--seconds", "0.5", "--runs", "1", "--rows", "20000", dsn=dsn)

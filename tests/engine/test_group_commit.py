@@ -381,3 +381,31 @@ async def test_work_that_miscounts_is_a_bug_told_to_its_callers_and_does_not_sto
         with pytest.raises(OutcomeUnknown):
             await group.submit("x", source="a")
         assert await group.submit("y", source="a") == "y done"
+
+
+async def test_in_order_items_that_meet_are_never_with_two_lanes_and_keep_their_order() -> None:
+    """First come, first served: a second lane behind the first could be quicker at the database."""
+    work = Work()
+    limits = replace(ONE_LANE, lanes=3, batch=2)
+    async with GroupCommit(work, footprint=lambda item: (item[0],), limits=limits, in_order=True) as group:
+        work.open.clear()
+        waiting = [group.submit(item, source="a") for item in ("x1", "x2", "x3", "x4", "y1", "x5", "y2")]
+        await turns()
+        # The second lane passes over everything that meets the first one's batch.
+        assert work.batches == [["x1", "x2"], ["y1", "y2"]]
+        work.open.set()
+        await asyncio.gather(*waiting)
+    assert [item for batch in work.batches for item in batch if item[0] == "x"] == ["x1", "x2", "x3", "x4", "x5"]
+
+
+async def test_out_of_order_a_long_queue_that_meets_is_taken_by_another_lane() -> None:
+    """It queues up behind the first in the database, which is faster where the order does not matter."""
+    work = Work()
+    limits = replace(ONE_LANE, lanes=2, batch=2)
+    async with GroupCommit(work, footprint=lambda item: (item[0],), limits=limits) as group:
+        work.open.clear()
+        waiting = [group.submit(item, source="a") for item in ("x1", "x2", "x3", "x4", "x5")]
+        await turns()
+        assert work.batches == [["x1", "x2"], ["x3", "x4"]]
+        work.open.set()
+        await asyncio.gather(*waiting)

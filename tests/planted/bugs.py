@@ -22,6 +22,7 @@ from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
 from tests.planted.bug import Bug
+from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.provider_bugs import PROVIDER_BUGS
 from tests.planted.settlement_bugs import SETTLEMENT_BUGS
 
@@ -132,4 +133,5 @@ BUGS: Mapping[str, Bug] = {
     "answer_before_commit": Bug(answer_before_commit, (RACES + "test_nobody_is_answered_before_the_commit",)),
     **PROVIDER_BUGS,
     **SETTLEMENT_BUGS,
+    **ORDER_BUGS,
 }

@@ -15,9 +15,11 @@ from tallystick.errors import InvariantBroken
 from tallystick.flows.settling import Settler, Ticked
 from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.settings import LIMITS, Limits
+from tallystick.workers import pause
 from tallystick.workers import settler as module
 from tallystick.workers.crew import crew, working
-from tallystick.workers.settler import SettlementWorker, pause_after, pause_after_failure
+from tallystick.workers.pause import pause_after_failure
+from tallystick.workers.settler import SettlementWorker, pause_after
 from tests import servers
 from tests.ledgers import fetchval
 from tests.providers.worlds import Control
@@ -147,8 +149,8 @@ def own_server() -> Iterator[servers.Server]:
 async def test_an_outage_is_survived(
     own_server: servers.Server, control: Control, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "_LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(pause, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pause, "_LONGEST_PAUSE_SECONDS", 0.1)
     dsn = own_server.fresh_database()
     async with shop(dsn, control) as made:
         async with at_work(worker(made)):
@@ -237,4 +239,8 @@ async def test_there_is_one_worker_for_each_provider_that_pays(dsn: str, simulat
         Path("/nonexistent"),
     )
     async with app.running(settings, simulator_url=simulator.url) as service:
-        assert [one.name for one in crew(service)] == ["settlement (simulator)", "settlement (stripe)"]
+        assert [one.name for one in crew(service)] == [
+            "settlement (simulator)",
+            "settlement (stripe)",
+            "sweeper (reservations)",
+        ]

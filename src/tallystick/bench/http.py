@@ -28,7 +28,7 @@ async def http(settings: Settings, *, seconds: float, runs: int, seed: int) -> R
     """POST /v1/operations."""
 
     def request(number: int) -> bytes:
-        return _post("/v1/operations", _operation(seed, number), f"Idempotency-Key: http-{number}\r\n")
+        return post("/v1/operations", _operation(seed, number), f"Idempotency-Key: http-{number}\r\n")
 
     return await _compare(settings, "http", request, 201, per_request=1, seconds=seconds, runs=runs)
 
@@ -43,7 +43,7 @@ async def batch(settings: Settings, *, seconds: float, runs: int, seed: int) -> 
             msgspec.json.decode(_operation(seed, first + i)) | {"idempotency_key": f"batch-{first + i}"}
             for i in range(size)
         ]
-        return _post("/v1/operations/batch", msgspec.json.encode({"operations": operations}))
+        return post("/v1/operations/batch", msgspec.json.encode({"operations": operations}))
 
     return await _compare(settings, "batch", request, 200, per_request=size, seconds=seconds, runs=runs)
 
@@ -59,7 +59,7 @@ def _operation(seed: int, number: int) -> bytes:
     )
 
 
-def _post(path: str, body: bytes, more: str = "") -> bytes:
+def post(path: str, body: bytes, more: str = "") -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {_KEY}\r\n{more}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -88,7 +88,7 @@ async def _compare(
             for lanes, size, found in ((LIMITS.lanes, LIMITS.batch, rates), (_BASELINE_LANES, 1, baselines)):
                 async with ground.database(server_dsn) as dsn:
                     await ground.make_accounts(dsn, _ACCOUNTS)
-                    async with _service(dsn, lanes, size) as (port, process):
+                    async with service(dsn, lanes, size) as (port, process):
                         rate = await _drive(port, prepared, connections, expected, seconds)
                         found.append(rate * per_request)
                         process.terminate()
@@ -112,7 +112,7 @@ async def _compare(
 
 
 @asynccontextmanager
-async def _service(dsn: str, lanes: int, size: int) -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
+async def service(dsn: str, lanes: int, size: int) -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tallystick.bench.service", dsn, _KEY, str(lanes), str(size)),
         stdout=asyncio.subprocess.PIPE,
@@ -126,10 +126,10 @@ async def _service(dsn: str, lanes: int, size: int) -> AsyncIterator[tuple[int, 
         await process.wait()
 
 
-class _Client(asyncio.Protocol):
+class Client(asyncio.Protocol):
     """One connection: the next request goes out when the last was answered."""
 
-    def __init__(self, requests: "_Requests") -> None:
+    def __init__(self, requests: "Requests") -> None:
         self._requests = requests
         self._buffer = b""
 
@@ -161,7 +161,7 @@ class _Client(asyncio.Protocol):
         self._requests.closed()
 
 
-class _Requests:
+class Requests:
     """What is left to send, until the time is over."""
 
     def __init__(self, prepared: list[bytes], connections: int, expected: int, until: float) -> None:
@@ -192,10 +192,10 @@ class _Requests:
 
 async def _drive(port: int, prepared: list[bytes], connections: int, expected: int, seconds: float) -> float:
     began = time.perf_counter()
-    requests = _Requests(prepared, connections, expected, began + seconds)
+    requests = Requests(prepared, connections, expected, began + seconds)
     loop = asyncio.get_running_loop()
     for _ in range(connections):
-        await loop.create_connection(lambda: _Client(requests), "127.0.0.1", port)
+        await loop.create_connection(lambda: Client(requests), "127.0.0.1", port)
     await requests.done
     require(requests.count < len(prepared), "the prepared requests were used up: prepare more")
     return requests.count / (requests.ended_at - began)

@@ -22,6 +22,7 @@ from tallystick.cli.recover import recover
 from tallystick.cli.serve import serve, up
 from tallystick.cli.settle import Interrupted, settle
 from tallystick.cli.simulator import simulator
+from tallystick.cli.sweep import sweep
 from tallystick.cli.verify import verify
 from tallystick.cli.work import work
 from tallystick.errors import (
@@ -53,6 +54,7 @@ for command in (
     serve,
     work,
     settle,
+    sweep,
     recover,
     reconcile,
     policy,

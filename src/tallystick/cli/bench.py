@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tallystick import settings as configuration
+from tallystick.bench.gate import ATTEMPTS, gate, gate_over_http
 from tallystick.bench.growth import growth
 from tallystick.bench.http import batch, http
 from tallystick.bench.idle import idle
@@ -57,6 +58,8 @@ BENCHES: dict[str, Bench] = {
     "settlement": lambda on, size: settlement(
         on, seconds=size.seconds, runs=size.runs, seed=size.seed, rows=size.rows or 0, finished=size.finished
     ),
+    "gate": lambda on, size: gate(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
+    "gate-http": lambda on, size: gate_over_http(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -66,13 +69,15 @@ _COLLECT_EVERY = 50_000
 @click.command()
 @click.argument("name", type=click.Choice([*BENCHES, "all"]))
 @click.option("--hot", is_flag=True, help="With `ledger`: one account is in every operation (the same as `hot`).")
+@click.option("--http", "over_http", is_flag=True, help="With `gate`: over HTTP (the same as `gate-http`).")
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.5, 600), help="Length of a run.")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1, 50), help="The median of them counts.")
 @click.option("--seed", default=1, show_default=True, help="Chooses the load; the same seed gives the same one.")
 @click.option(
     "--rows",
     type=click.IntRange(min=1),
-    help="With `growth`: operations already present (200,000). With `settlement`: pending rows to pay at flat memory.",
+    help="With `growth`: operations already present (200,000). With `settlement`: pending rows to pay at flat memory. "
+    "With `gate`: attempts (100,000), of which one in a hundred can be served.",
 )
 @click.option(
     "--finished",
@@ -81,14 +86,15 @@ _COLLECT_EVERY = 50_000
     help="With `settlement`: finished rows beside which the claim is timed, and its plan shown.",
 )
 @click.option("--json", "as_json", is_flag=True, help='{"bench","value","unit","baseline","ratio",...}')
-def bench(name: str, *, hot: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them
+def bench(name: str, *, hot: bool, over_http: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them
     """Measure NAME beside its baseline, in the same run, with durable commits; then verify the ledger.
 
     Uses a database of its own on the configured server, or an embedded server that is thrown away.
     """
     gc.set_threshold(_COLLECT_EVERY)
     settings = configuration.load()
-    names = list(BENCHES) if name == "all" else ["hot" if name == "ledger" and hot else name]
+    chosen = "hot" if name == "ledger" and hot else "gate-http" if name == "gate" and over_http else name
+    names = list(BENCHES) if name == "all" else [chosen]
     results = []
     console = Console(stderr=True)
     with Progress(

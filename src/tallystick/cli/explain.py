@@ -20,9 +20,9 @@ from tallystick.store.explain import explain as find
 def explain(key_or_id: str, tenant: str, as_json: bool) -> None:  # noqa: FBT001 - click passes flags by position
     """Show everything known of a key or an id, as a timeline.
 
-    An idempotency key, a transaction (tx_...), an account, a settlement (st_...), a provider key (64 hexadecimal
-    digits), or the id that a provider gave to a transfer. Every attempt is shown with what was answered and the
-    provider's id of the request; every question with its evidence; every decision with who made it and why.
+    An idempotency key, a transaction (tx_...), an account, an order (or_...), a settlement (st_...), a provider key (64
+    hexadecimal digits), or the id that a provider gave to a transfer. Every attempt is shown with what was answered and
+    the provider's id of the request; every question with its evidence; every decision with who made it and why.
 
     Changes nothing. Exit status 1 when nothing is known.
     """

@@ -409,6 +409,12 @@ def _decide_refund(operation: Refund, reading: Reading) -> Iterable[Leg] | Rejec
             f"{operation.transaction} is a {original.kind}.",
             "End a hold with a release; move the rest with a transfer.",
         )
+    if not original.entries:
+        return Rejected(
+            "not_refundable",
+            f"{operation.transaction} is a {original.kind}: it moved no money.",
+            "Cancel the order instead.",
+        )
     return [Leg(entry.account, -entry.amount_micros, entry.currency) for entry in original.entries]
 
 

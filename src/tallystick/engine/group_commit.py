@@ -91,11 +91,14 @@ class GroupCommit(Generic[I, A]):
         footprint: Callable[[I], Footprint] = _no_footprint,
         limits: Limits = LIMITS,
         linger_seconds: float = 0.0,
+        in_order: bool = False,
     ) -> None:
         """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database.
 
         `linger_seconds`: how long a lane lets a small batch grow. Only where nobody waits for a single answer.
+        `in_order`: items that meet are worked on in the order they came, never by two lanes at once.
         """
+        self._in_order = in_order
         self._linger_seconds = linger_seconds
         self._work = work
         self._footprint = footprint
@@ -209,7 +212,7 @@ class GroupCommit(Generic[I, A]):
             return []
         most, busy = self._limits.batch, self._busy
         batch = self._queue.take(most, admits=lambda waiting: busy.isdisjoint(waiting.footprint)) if busy else []
-        if batch or (busy and len(self._queue) < most):
+        if batch or (busy and (self._in_order or len(self._queue) < most)):
             return batch
         # Everything that waits meets a running batch (a hot account): queue up behind it in the database, so
         # that the next batch begins the moment that one commits.

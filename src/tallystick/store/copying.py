@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from struct import Struct
 
-from tallystick.core.idempotency import Record
+from tallystick.core.idempotency import Claim, Record
+from tallystick.core.order import OrderReserved
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -19,6 +20,9 @@ _TRAILER = b"\xff\xff"
 # Field count, then length and value of each field.
 _ENTRY = Struct("!h" + "ii" + "iq" + "iq" + "i16s" + "iq" + "iq" + "iq").pack
 _OPERATION = Struct("!h" + "ii" + "i16s").pack
+_ORDER = Struct("!h" + "ii" + "i16s").pack
+_ORDER_AMOUNTS = Struct("!" + "ii" + "iq").pack
+_ORDER_TIMES = Struct("!" + "i16s" + "iq" + "iq" + "iq").pack
 _LENGTH = Struct("!i").pack
 _TIME = Struct("!iq").pack
 
@@ -33,6 +37,19 @@ ENTRY_COLUMNS = (
     "amount_micros",
     "balance_micros",
     "at",
+)
+
+ORDER_COLUMNS = (
+    "tenant_id",
+    "id",
+    "sku",
+    "quantity",
+    "amount_micros",
+    "currency",
+    "reservation_token",
+    "created_at",
+    "expires_at",
+    "changed_at",
 )
 
 
@@ -70,6 +87,24 @@ def entries(records: Iterable[Record], numbers: Mapping[int, Mapping[str, int]],
         known = numbers[tenant]
         for account, amount, balance, number in map(_fields, record.entries):
             append(_ENTRY(7, 4, tenant, 8, known[account], 8, number, 16, id_, 8, amount, 8, balance, 8, at))
+    return _whole(parts)
+
+
+def orders(claims: Iterable[Claim], tokens: Iterable[bytes], at: int, expires_at: int) -> bytes:
+    """One row per claim of an order, with its token."""
+    parts = [_HEADER]
+    for claim, token in zip(claims, tokens, strict=True):
+        wish: OrderReserved = claim.operation  # type: ignore[assignment]
+        sku, currency = wish.sku.encode(), wish.currency.encode()
+        parts += (
+            _ORDER(10, 4, claim.tenant.number, 16, claim.id),
+            _LENGTH(len(sku)),
+            sku,
+            _ORDER_AMOUNTS(4, wish.quantity, 8, wish.amount_micros),
+            _LENGTH(len(currency)),
+            currency,
+            _ORDER_TIMES(16, token, 8, at, 8, expires_at, 8, at),
+        )
     return _whole(parts)
 
 

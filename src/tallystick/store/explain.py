@@ -1,6 +1,6 @@
 """Explain: everything known of a key or an id, in the order it happened.
 
-A key of a caller's, a transaction, an account, a provider key, a settlement or a provider's transfer id.
+A key of a caller's, a transaction, an account, an order, a provider key, a settlement or a provider's transfer id.
 """
 
 import re
@@ -16,6 +16,7 @@ from tallystick.core.money import format_amount
 from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
 from tallystick.store import account, intent
 from tallystick.store.database import Database
+from tallystick.store.explain_order import explain_order
 from tallystick.store.explain_settlement import explain_settlements
 from tallystick.store.explanation import Explanation, Step, attempt_steps
 
@@ -33,6 +34,7 @@ async def explain(database: Database, tenant: Tenant, name: str) -> list[Explana
     found = [
         await _operation(database, tenant, transaction_id(name)),
         await _operation(database, tenant, operation_id(tenant.name, name)) if name.isascii() else None,
+        await explain_order(database, tenant, name),
         await _account(database, tenant, name),
         *await explain_settlements(database, tenant, name),
         *await _intents(database, tenant, name),
@@ -75,7 +77,7 @@ async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> E
         for entry in transaction.entries
         if entry.amount_micros > 0
     )
-    return Explanation("transaction", transaction.id, f"{transaction.kind}: {moved}", tuple(steps))
+    return Explanation("transaction", transaction.id, f"{transaction.kind}: {moved or 'moved no money'}", tuple(steps))
 
 
 async def _intents(database: Database, tenant: Tenant, name: str) -> list[Explanation]:

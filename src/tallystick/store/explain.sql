@@ -3,3 +3,6 @@
 SELECT o.id, o.key, o.request, o.body, o.at,
        (SELECT c.operation_id FROM tally.closing c WHERE c.tenant_id = o.tenant_id AND c.closed_id = o.id) AS closed_by
   FROM tally.operation o WHERE o.tenant_id = $1 AND o.id = $2;
+
+-- name: order_key
+SELECT o.key, clock_timestamp() AS now FROM tally.operation o WHERE o.tenant_id = $1 AND o.id = $2;

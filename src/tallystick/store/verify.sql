@@ -58,8 +58,10 @@ SELECT (SELECT count(*) FROM tally.operation o LEFT JOIN tally.tenant t USING (t
                FROM 1 FOR 16), 'hex')::uuid)
      + (SELECT count(*) FROM (SELECT 1 FROM tally.operation GROUP BY tenant_id, key HAVING count(*) > 1) AS twice)
      + (SELECT count(*) FROM tally.operation o
-         WHERE o.at <> (convert_from(o.body, 'UTF8')::jsonb ->> 'at')::timestamptz
-            OR jsonb_array_length(convert_from(o.body, 'UTF8')::jsonb -> 'entries') < 2)
+         CROSS JOIN LATERAL (SELECT convert_from(o.body, 'UTF8')::jsonb AS value) AS body
+         WHERE o.at <> (body.value ->> 'at')::timestamptz
+            OR CASE body.value ->> 'kind' WHEN 'order.reserved' THEN jsonb_array_length(body.value -> 'entries') > 0
+               ELSE jsonb_array_length(body.value -> 'entries') < 2 END)
      + (SELECT count(*) FROM (SELECT * FROM answered EXCEPT ALL SELECT * FROM booked) AS not_booked)
      + (SELECT count(*) FROM (SELECT * FROM booked EXCEPT ALL SELECT * FROM answered) AS not_answered) AS broken,
        (SELECT count(*) FROM tally.operation) AS checked;
@@ -117,7 +119,10 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'settlement.kept', 'settlement_state.transition', 'settlement_state.fence', 'settlement_state.kept',
             'settlement_event.append_only', 'settlement_event.journaled', 'approval.decided_once', 'approval.kept',
             'approval.asked_journaled', 'approval.decided_journaled', 'settlement_policy.made_journaled', 'settlement_policy.kept',
-            'settlement_policy.changed_journaled', 'reply.append_only']) AS wanted (name)
+            'settlement_policy.changed_journaled', 'reply.append_only', 'orders.orders_reserved', 'orders.orders_changed',
+            'orders.born_pending', 'orders.identity', 'orders.transition', 'orders.patience', 'orders.kept',
+            'sku.identity', 'sku.counters', 'sku.counters_at_birth', 'sku.kept', 'sku.made_journaled',
+            'sku.changed_journaled']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
@@ -128,8 +133,11 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
-                            WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid)) AS broken,
-       38 AS checked;
+                            WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid))
+     + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check']) AS wanted (name)
+         WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
+                              AND k.conname = wanted.name AND k.convalidated)) AS broken,
+       54 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -251,3 +259,41 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
      + (SELECT count(*) FROM tally.intent i JOIN tally.settlement s ON s.tenant_id = i.tenant_id AND s.id = i.subject
          WHERE NOT i.ended AND i.key <> s.key) AS broken,
        (SELECT count(*) FROM tally.settlement) AS checked;
+
+-- name: orders
+-- What a SKU promises is what its orders hold, and never more than there is; every order is what was asked under its
+-- key, and no such key is without its order; every step is journaled once, as it was taken.
+WITH held AS (
+    SELECT tenant_id, sku, coalesce(sum(quantity) FILTER (WHERE status = 'PENDING'), 0) AS reserved,
+           coalesce(sum(quantity) FILTER (WHERE status = 'PAID'), 0) AS sold
+      FROM tally.orders GROUP BY tenant_id, sku
+), asked AS (
+    SELECT o.tenant_id, o.id, o.request, o.at FROM tally.operation o
+     WHERE convert_from(o.body, 'UTF8')::jsonb ->> 'kind' = 'order.reserved'
+), stepped AS (
+    SELECT tenant_id, id, 'order.' || lower(status) AS subject, changed_at AS at
+      FROM tally.orders WHERE status <> 'PENDING'
+), journaled AS (
+    SELECT j.tenant_id, (body.value ->> 'order')::uuid AS id, j.subject, (body.value ->> 'at')::timestamptz AS at
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject LIKE 'order.%'
+), stocked AS (
+    SELECT DISTINCT ON (j.tenant_id, body.value ->> 'sku')
+           j.tenant_id, body.value ->> 'sku' AS sku, (body.value ->> 'stock')::bigint AS stock
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject = 'sku.stock'
+     ORDER BY j.tenant_id, body.value ->> 'sku', j.number DESC
+)
+SELECT (SELECT count(*) FROM tally.sku s FULL JOIN held h USING (tenant_id, sku)
+         WHERE s.stock IS NULL OR s.reserved <> coalesce(h.reserved, 0) OR s.sold <> coalesce(h.sold, 0)
+            OR s.reserved + s.sold > s.stock)
+     + (SELECT count(*) FROM tally.sku s LEFT JOIN stocked j USING (tenant_id, sku)
+         WHERE s.stock IS DISTINCT FROM j.stock)
+     + (SELECT count(*) FROM tally.orders o FULL JOIN asked a USING (tenant_id, id)
+         WHERE a.request IS DISTINCT FROM tally.order_request(o.sku, o.quantity, o.amount_micros, o.currency)
+            OR o.created_at <> a.at)
+     + (SELECT count(*) FROM (SELECT * FROM stepped EXCEPT ALL SELECT * FROM journaled) AS missing)
+     + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM stepped) AS unexplained) AS broken,
+       (SELECT count(*) FROM tally.orders) AS checked;

@@ -18,6 +18,8 @@ from tallystick.web.docs import Documentation
 from tallystick.web.health import Vitals
 from tallystick.web.metrics import Metrics
 from tallystick.web.operation import Operations
+from tallystick.web.order import Orders
+from tallystick.web.order_routes import order_routes
 from tallystick.web.resource import Resource, nowhere
 from tallystick.web.route import Route
 from tallystick.web.routes import routes
@@ -48,7 +50,10 @@ def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
     table = routes(
         Operations(service, metrics),
         Accounts(service),
-        settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
+        (
+            *order_routes(Orders(service)),
+            *settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
+        ),
         Vitals(service, metrics),
         documentation,
     )

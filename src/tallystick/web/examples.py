@@ -303,3 +303,30 @@ FEE_POLICY: Final[dict[str, Any]] = {
 }
 
 FEE_POLICIES: Final[dict[str, Any]] = {"policies": [FEE_POLICY]}
+
+ORDERS: Final[dict[str, dict[str, Any]]] = {
+    "one lamp": {"sku": "lamp-brass", "quantity": 1, "amount_micros": 25_000_000, "currency": "EUR"},
+}
+
+ORDER: Final[dict[str, Any]] = {
+    "id": "or_00112233445566778899aabbccddeeff",
+    "status": "PENDING",
+    "sku": "lamp-brass",
+    "quantity": 1,
+    "amount_micros": 25_000_000,
+    "currency": "EUR",
+    "reservation_token": "rt_ffeeddccbbaa99887766554433221100",
+    "expires_at": "2026-01-31T12:10:00.000000Z",
+    "created_at": "2026-01-31T12:00:00.000000Z",
+    "changed_at": "2026-01-31T12:00:00.000000Z",
+}
+
+CANCELLED_ORDER: Final[dict[str, Any]] = {
+    **ORDER,
+    "status": "CANCELLED",
+    "changed_at": "2026-01-31T12:05:00.000000Z",
+}
+
+STOCKS: Final[dict[str, dict[str, Any]]] = {"a thousand": {"stock": 1_000}}
+
+STOCKED: Final[dict[str, Any]] = {"sku": "lamp-brass", "stock": 1_000, "reserved": 1, "sold": 0, "available": 999}

@@ -1,6 +1,8 @@
 """Whether this process lives, and whether it can serve. No key needed, and nothing secret in the answers."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
@@ -9,9 +11,10 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import settlement
+from tallystick.store import order, settlement
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
+from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
@@ -46,7 +49,8 @@ class Vitals:
         self._service = service
         self._metrics = metrics
         self._asking: asyncio.Task[Check] | None = None
-        self._figures = _Figures(service)
+        self._figures = _of_settlements(service)
+        self._orders = _of_orders(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -69,6 +73,8 @@ class Vitals:
         if isinstance(query, Rejected):
             return query
         self._metrics.settlements(await self._figures.read())
+        orders = await self._orders.read()
+        self._metrics.orders(msgspec.structs.replace(orders, sold_out=self._service.orders.sold_out))
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -92,18 +98,21 @@ class Vitals:
         return Check("queue", ok=waiting < LIMITS.queue, detail=f"{waiting} of {LIMITS.queue} places taken")
 
 
-class _Figures:
-    """The database's counts of settlements, remembered for a few seconds. Never fails: it says that they are old."""
+F = TypeVar("F", bound=msgspec.Struct)
 
-    def __init__(self, service: Service) -> None:
-        self._database = service.database
-        waits = patience(service.settings, service.providers)
-        timeouts = {name: waits[name].stuck_after.total_seconds() for name in waits}
-        self._last = msgspec.structs.replace(NO_FIGURES, timeout_seconds=timeouts)
+
+class _Figures(Generic[F]):
+    """The database's counts, remembered for a few seconds. Never fails: it says that they are old (`is_current`)."""
+
+    def __init__(self, first: F, ask: Callable[[F], Awaitable[F]], event: str) -> None:
+        """`ask` gives the figures that follow; `event` is logged when they cannot be had."""
+        self._last = first
+        self._ask_database = ask
+        self._event = event
         self._asked_at = -_FIGURES_SECONDS
         self._asking: asyncio.Task[None] | None = None
 
-    async def read(self) -> SettlementFigures:
+    async def read(self) -> F:
         if self._asking is None or self._asking.done():
             now = asyncio.get_running_loop().time()
             if now - self._asked_at < _FIGURES_SECONDS:
@@ -116,11 +125,27 @@ class _Figures:
     async def _ask(self) -> None:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                counts, ages, waiting = await settlement.figures(self._database)
+                self._last = await self._ask_database(self._last)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other counts are worth showing
-            log.warning("settlement_figures_unread", error=str(error) or type(error).__name__)
+            log.warning(self._event, error=str(error) or type(error).__name__)
             self._last = msgspec.structs.replace(self._last, is_current=False)
-        else:
-            self._last = msgspec.structs.replace(
-                self._last, counts=counts, oldest_seconds=ages, waiting=waiting, is_current=True
-            )
+
+
+def _of_settlements(service: Service) -> _Figures[SettlementFigures]:
+    waits = patience(service.settings, service.providers)
+    timeouts = {name: waits[name].stuck_after.total_seconds() for name in waits}
+
+    async def ask(last: SettlementFigures) -> SettlementFigures:
+        counts, ages, waiting = await settlement.figures(service.database)
+        return msgspec.structs.replace(last, counts=counts, oldest_seconds=ages, waiting=waiting, is_current=True)
+
+    return _Figures(msgspec.structs.replace(NO_FIGURES, timeout_seconds=timeouts), ask, "settlement_figures_unread")
+
+
+def _of_orders(service: Service) -> _Figures[OrderFigures]:
+    async def ask(last: OrderFigures) -> OrderFigures:
+        counts, pending, overdue = await order.figures(service.database)
+        return msgspec.structs.replace(last, counts=counts, pending=pending, overdue_seconds=overdue, is_current=True)
+
+    grace = service.settings.reservation_grace_seconds
+    return _Figures(msgspec.structs.replace(NO_ORDERS, grace_seconds=grace), ask, "order_figures_unread")

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from tallystick.engine.engine import Engine
 from tallystick.flows.sending import Sender
+from tallystick.web.order_metrics import OrderCounts, OrderFigures
 from tallystick.web.problem import PROBLEMS
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
@@ -45,6 +46,8 @@ class Metrics:
         self._registry.register(_ProviderCounts(sender))
         self._settlements = _SettlementCounts()
         self._registry.register(self._settlements)
+        self._orders = OrderCounts()
+        self._registry.register(self._orders)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -79,6 +82,10 @@ class Metrics:
     def settlements(self, figures: SettlementFigures) -> None:
         """What to show of settlements from now on."""
         self._settlements.figures = figures
+
+    def orders(self, figures: OrderFigures) -> None:
+        """What to show of orders from now on."""
+        self._orders.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""

@@ -11,6 +11,7 @@ from tallystick.core.currencies import EXPONENTS
 from tallystick.core.ledger import MAX_LEGS, MIN_LEGS
 from tallystick.core.money import MAX_MICROS
 from tallystick.core.operation import BUILT_IN, MAX_MEMO
+from tallystick.core.order import MAX_AMOUNT_MICROS, MAX_QUANTITY, MAX_STOCK, SKU_PATTERN
 from tallystick.core.settlement_terms import MAX_ATTRIBUTION, MAX_DESTINATION
 from tallystick.core.velocity import MAX_LIMITS, MAX_WINDOW_SECONDS
 from tallystick.settings import LIMITS
@@ -55,6 +56,16 @@ _VALUES: Final[dict[str, dict[str, Any]]] = {
         "maxLength": MAX_DESTINATION,
         "description": "Whom to pay, in the provider's own words. Stripe: acct_..., ba_..., acct_.../ba_...",
     },
+    "OrderId": {"type": "string", "pattern": "^or_[0-9a-f]{32}$"},
+    "Sku": {"type": "string", "pattern": f"^{SKU_PATTERN}$", "examples": ["lamp-brass"]},
+    "Quantity": {"type": "integer", "minimum": 1, "maximum": MAX_QUANTITY},
+    "Stock": {"type": "integer", "minimum": 0, "maximum": MAX_STOCK},
+    "OrderMicros": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MAX_AMOUNT_MICROS,
+        "description": "Millionths of the major unit, for the whole order.",
+    },
     "Words": {"type": "string", "minLength": 1, "maxLength": MOST_WORDS, "pattern": "^[^\\u0000]*$"},
     "FeeMicros": {"type": "integer", "minimum": 0, "maximum": MAX_MICROS},
     "IdempotencyKey": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
@@ -77,6 +88,13 @@ _FIELDS: Final[dict[str, dict[str, str]]] = {
         "currency": "Currency",
         "destination": "Destination",
     },
+    "OrderRequest": {
+        "sku": "Sku",
+        "quantity": "Quantity",
+        "amount_micros": "OrderMicros",
+        "currency": "Currency",
+    },
+    "SkuRequest": {"stock": "Stock"},
     "DisputeRequest": {"reason": "Words"},
     "ResolveRequest": {"reason": "Words", "evidence": "Words"},
     "DecisionRequest": {"reason": "Words"},

@@ -109,4 +109,20 @@ FEE_CURRENCY: Final = Parameter(
     required=True,
     example="USD",
 )
+ORDER_ID: Final = Parameter(
+    name="id",
+    place="path",
+    description="The order's id.",
+    schema={"$ref": "#/components/schemas/OrderId"},
+    required=True,
+    example=str(examples.ORDER["id"]),
+)
+SKU: Final = Parameter(
+    name="sku",
+    place="path",
+    description="What is for sale.",
+    schema={"$ref": "#/components/schemas/Sku"},
+    required=True,
+    example=str(examples.ORDER["sku"]),
+)
 VERBOSE: Final = Parameter(name="verbose", place="query", description="Show every check.", schema={"type": "string"})

@@ -77,6 +77,14 @@ def _field_refused(message: str) -> Rejected:
     if field.endswith("_micros"):
         code = "amount_overflow" if what.startswith("Integer") else "amount_not_integer"
         return Rejected(code, f"{where} is not a whole number of micros: {what}.", _AMOUNT_REMEDY)
+    if path == ".quantity":
+        return Rejected(
+            "quantity_too_large" if what.startswith("Integer") else "quantity_not_integer",
+            f"quantity: {what}.",
+            "Send a whole number of pieces: digits, no point, no exponent.",
+        )
+    if path == ".stock":
+        return Rejected("stock_invalid", f"stock: {what}.", "Send a whole number of pieces, 0 or more.")
     if field == "kind":
         return Rejected("kind_unknown", f"kind: {what}.", "Use one of the kinds listed at /docs.")
     named = _NAMED.search(what)

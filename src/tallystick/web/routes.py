@@ -61,12 +61,12 @@ _OPERATION_PROBLEMS: Final = (
 def routes(
     operations: Operations,
     accounts: Accounts,
-    settlements: tuple[Route, ...],
+    flows: tuple[Route, ...],
     vitals: Vitals,
     documentation: Documentation,
 ) -> tuple[Route, ...]:
     """The table. The hottest path stands first: routing goes from the top."""
-    return (*_operations(operations), *_accounts(accounts), *settlements, *_service(vitals, documentation))
+    return (*_operations(operations), *flows, *_accounts(accounts), *_service(vitals, documentation))
 
 
 def _operations(operations: Operations) -> tuple[Route, ...]:

@@ -1,13 +1,14 @@
 """Every worker of a process, and running them beside something else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from tallystick import app
 from tallystick.flows.settling import Settler
 from tallystick.workers.settler import SettlementWorker
+from tallystick.workers.sweeper import SweeperWorker
 
 
 class Worker(Protocol):
@@ -27,7 +28,12 @@ def crew(service: app.Service) -> list[Worker]:
 
     They share its rate limits and breakers with whoever else sends in this process.
     """
-    return [
+    return [*_settlers(service), SweeperWorker(service.orders)]
+
+
+def _settlers(service: app.Service) -> Iterator[Worker]:
+    """One for each provider."""
+    return (
         SettlementWorker(
             Settler(
                 service.database,
@@ -42,7 +48,7 @@ def crew(service: app.Service) -> list[Worker]:
         for name, provider in service.providers.items()
         # The others can hold no settlements: creating one is refused.
         if provider.facts.pushes_money
-    ]
+    )
 
 
 @asynccontextmanager

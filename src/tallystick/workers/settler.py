@@ -10,16 +10,15 @@ may run side by side; stopping lets the tick under way finish what it holds.
 """
 
 import asyncio
-import random
-import traceback
 from typing import Final
 
 import msgspec
 import structlog
 
-from tallystick.errors import InvariantBroken, RestoredDatabase, TallystickError
+from tallystick.errors import InvariantBroken, RestoredDatabase
 from tallystick.flows.settling import Settler, Ticked
 from tallystick.settings import LIMITS, Limits
+from tallystick.workers.pause import in_short, pause_after_failure, rest
 
 log = structlog.get_logger("tallystick.worker")
 
@@ -27,9 +26,6 @@ log = structlog.get_logger("tallystick.worker")
 _TICK_SECONDS: Final = 5.0
 # And never more than this, however fast the provider says it is.
 _MOST_ROWS: Final = 5_000
-# While the database is away: the first and the longest pause. Longer ones would keep payouts waiting after it is back.
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_LONGEST_PAUSE_SECONDS: Final = 15.0
 # A person has to act first.
 _RESTORED_SECONDS: Final = 30.0
 
@@ -66,14 +62,14 @@ class SettlementWorker:
                 log.warning(
                     "settlement_interrupted",
                     provider=self._provider,
-                    reason=_in_short(error),
+                    reason=in_short(error),
                     next_try_seconds=pause,
                 )
             else:
                 failures = 0
                 pause = pause_after(ticked, self._limits)
                 self._tell(ticked)
-            await _rest(stopping, pause)
+            await rest(stopping, pause)
 
     def _tell(self, ticked: Ticked) -> None:
         if not ticked.claimed and not ticked.reclaimed:
@@ -97,28 +93,3 @@ def pause_after(ticked: Ticked, limits: Limits) -> float:
     # What is claimed from a provider that is down only waits: the queue must not be emptied into that state.
     decided = ticked.transferred + ticked.failed + ticked.disputed
     return 0.0 if decided else limits.settlement_pause_seconds
-
-
-def pause_after_failure(failures: int) -> float:
-    """Seconds until the next try, after so many failures in a row."""
-    return min(_FIRST_PAUSE_SECONDS * (1 << min(failures - 1, 16)), _LONGEST_PAUSE_SECONDS)
-
-
-async def _rest(stopping: asyncio.Event, seconds: float) -> None:
-    if not seconds:
-        return
-    # Spread out: workers that were started together, or lost the database together, must not come back together.
-    jitter = random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-    try:
-        async with asyncio.timeout(seconds * jitter):
-            await stopping.wait()
-    except TimeoutError:
-        return
-
-
-def _in_short(error: Exception) -> str:
-    """What broke. Not what a caller would be told about the money: a tick may have sent before it broke off."""
-    if isinstance(error, TallystickError):
-        return str(error).split(". ", 1)[0]
-    # As text: a log that shows local values would show credentials.
-    return "".join(traceback.format_exception(error))

@@ -1,0 +1,120 @@
+"""Orders: the gate in front of the stock, and the ways out of a reservation.
+
+A reservation is made once under its key, first come, first served within a process; it is never more than there is. It
+ends once: paid, cancelled, or swept when nobody paid in time. Many callers are one transaction, so that a SKU that
+everybody wants is locked and written once for all of them.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Self
+
+import msgspec
+
+from tallystick.core.idempotency import Claim, Tenant
+from tallystick.core.keys import idempotency_key_fault
+from tallystick.core.order import (
+    OrderReserved,
+    Swept,
+    claim_of,
+    place_of,
+    sku_fault,
+    sku_unknown,
+    stock_fault,
+    wish_fault,
+)
+from tallystick.core.outcome import Rejected
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.settings import LIMITS, Limits
+from tallystick.store import order as store
+from tallystick.store.database import Database
+from tallystick.store.order import OrderView, Reserved, ReserveWork, SkuView
+
+_KEY_FAULTS: Mapping[str, str] = {
+    "idempotency_key_missing": "There is no idempotency key.",
+    "idempotency_key_invalid": "The idempotency key is not plain text.",
+    "idempotency_key_too_long": "The idempotency key is longer than 255 characters.",
+}
+
+
+class Orders:
+    """Reserves, cancels and sweeps for every tenant. Use as an async context manager."""
+
+    def __init__(self, database: Database, *, ttl: timedelta, grace: timedelta, limits: Limits = LIMITS) -> None:
+        """`ttl` is how long a reservation holds, `grace` how much longer the sweeper lets it be."""
+        self._database = database
+        self._grace = grace
+        self._limits = limits
+        self._group: GroupCommit[Claim, Reserved | Rejected] = GroupCommit(
+            ReserveWork(database, ttl), footprint=_sku_of, limits=limits, in_order=True
+        )
+        # A crowd that cancels may not take the connections of those who reserve.
+        self._steps = asyncio.Semaphore(limits.order_steps)
+        # Refusals are written nowhere, so that is all that is known of them.
+        self.sold_out = 0
+
+    async def __aenter__(self) -> Self:
+        """Start the lanes."""
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Answer what waits, stop."""
+        await self._group.__aexit__(*exception)
+
+    async def reserve(self, tenant: Tenant, wish: OrderReserved, idempotency_key: str) -> Reserved | Rejected:
+        """Hold stock for a buyer, once. Raises like `Engine.submit`; the same call again is then safe."""
+        fault = idempotency_key_fault(idempotency_key)
+        if fault is not None:
+            return Rejected(fault, _KEY_FAULTS[fault], "Send one; repeat it when you repeat the request.")
+        refusal = wish_fault(wish)
+        if refusal is not None:
+            return refusal
+        answer = await self._group.submit(claim_of(tenant, wish, idempotency_key), source=tenant.number)
+        if isinstance(answer, Rejected) and answer.code == "sold_out":
+            self.sold_out += 1
+        return answer
+
+    async def cancel(self, tenant: Tenant, order_id: str) -> OrderView | Rejected:
+        """Give a reservation back, once. One that is paid is refused; one that is cancelled stays as it is."""
+        async with self._steps:
+            return await store.cancel(self._database, tenant, order_id)
+
+    async def sweep(self, *, most: int | None = None) -> Swept:
+        """Cancel what is overdue now, in chunks, until nothing is or `most` were cancelled.
+
+        Safe beside other sweepers, cancellations and payments, and to kill at any moment.
+        """
+        sweep = store.Sweep(self._database, grace=self._grace)
+        done = Swept()
+        while most is None or done.cancelled < most:
+            chunk = self._limits.sweep_chunk if most is None else min(self._limits.sweep_chunk, most - done.cancelled)
+            swept = await sweep.chunk(chunk)
+            done = Swept(done.cancelled + swept.cancelled, done.released + swept.released, done.refused + swept.refused)
+            if swept.is_complete:
+                return done
+        return msgspec.structs.replace(done, is_complete=False)
+
+    async def set_stock(self, tenant: Tenant, sku: str, stock: int) -> SkuView | Rejected:
+        """Put so many up for sale, in all: what is reserved and sold counts towards it."""
+        refusal = sku_fault(sku) or stock_fault(stock)
+        if refusal is not None:
+            return refusal
+        async with self._steps:
+            return await store.set_stock(self._database, tenant, sku, stock)
+
+    async def read(self, tenant: Tenant, order_id: str) -> OrderView | Rejected:
+        """An order as it stands."""
+        return await store.read(self._database, tenant, order_id)
+
+    async def sku(self, tenant: Tenant, sku: str) -> SkuView | Rejected:
+        """What there is of a SKU."""
+        if sku_fault(sku) is not None:
+            return sku_unknown(f"{sku!s:.80}")
+        return await store.read_sku(self._database, tenant, sku)
+
+
+def _sku_of(claim: Claim) -> tuple[tuple[int, str], ...]:
+    """Orders of one SKU would wait for each other."""
+    return (place_of(claim),)
