@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tallystick import settings as configuration
+from tallystick.core.currencies import Purpose
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Kinds
 from tallystick.core.outcome import Rejected
@@ -19,6 +20,9 @@ from tallystick.core.settlement import Patience
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
+from tallystick.eventlog.port import EventLog
+from tallystick.eventlog.postgres import PostgresLog
+from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
@@ -100,6 +104,8 @@ class Service:
     settlements: Settlements
     settler: Settler
     reviews: Reviews
+    log: EventLog
+    events: Events
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -237,6 +243,12 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
+def handlers(reviews: Reviews) -> Mapping[Purpose, Handler]:
+    """Who is told of events, by what they tell of. Events of another purpose, or of none, need nobody."""
+    news = SettlementNews(reviews)
+    return {"transfer": news, "payout": news}
+
+
 def worker_name() -> str:
     """How this process signs the rows it claims."""
     return f"{socket.gethostname()}:{os.getpid()}"
@@ -257,8 +269,9 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers and of settlements; a tick's chunks and its recorder.
-        connections = 4 * limits.lanes + limits.settlement_lanes + 1 + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements and of webhooks; a tick's chunks and its
+        # recorder; an events worker, and the renewal beside it.
+        connections = 5 * limits.lanes + limits.settlement_lanes + 1 + 2 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -266,12 +279,18 @@ async def running(
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
+                PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, notes)
+                events = Events(
+                    database, handlers(reviews), lease=timedelta(seconds=settings.lease_seconds), by=worker_name()
+                )
+                yield Service(
+                    settings, database, engine, known, sender, settlements, settler, reviews, log, events, notes
+                )
         finally:
             await database.close()
 

@@ -9,7 +9,7 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import settlement
+from tallystick.store import settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 
@@ -69,6 +69,7 @@ class Vitals:
         if isinstance(query, Rejected):
             return query
         self._metrics.settlements(await self._figures.read())
+        self._metrics.events(self._figures.events)
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -93,13 +94,14 @@ class Vitals:
 
 
 class _Figures:
-    """The database's counts of settlements, remembered for a few seconds. Never fails: it says that they are old."""
+    """The database's counts, remembered for a few seconds. Never fails: it says that they are old."""
 
     def __init__(self, service: Service) -> None:
         self._database = service.database
         waits = patience(service.settings, service.providers)
         timeouts = {name: waits[name].stuck_after.total_seconds() for name in waits}
         self._last = msgspec.structs.replace(NO_FIGURES, timeout_seconds=timeouts)
+        self.events: webhook.Figures | None = None
         self._asked_at = -_FIGURES_SECONDS
         self._asking: asyncio.Task[None] | None = None
 
@@ -117,9 +119,11 @@ class _Figures:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 counts, ages, waiting = await settlement.figures(self._database)
+                self.events = await webhook.figures(self._database)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other counts are worth showing
             log.warning("settlement_figures_unread", error=str(error) or type(error).__name__)
             self._last = msgspec.structs.replace(self._last, is_current=False)
+            self.events = None
         else:
             self._last = msgspec.structs.replace(
                 self._last, counts=counts, oldest_seconds=ages, waiting=waiting, is_current=True

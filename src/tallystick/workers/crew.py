@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from tallystick import app
+from tallystick.flows.events import Backfill, BodyKeeper
 from tallystick.flows.settling import Settler
+from tallystick.workers.events import EventsWorker, backfill_worker, keeping_worker
 from tallystick.workers.settler import SettlementWorker
 
 
@@ -27,7 +29,7 @@ def crew(service: app.Service) -> list[Worker]:
 
     They share its rate limits and breakers with whoever else sends in this process.
     """
-    return [
+    settling: list[Worker] = [
         SettlementWorker(
             Settler(
                 service.database,
@@ -42,6 +44,14 @@ def crew(service: app.Service) -> list[Worker]:
         for name, provider in service.providers.items()
         # The others can hold no settlements: creating one is refused.
         if provider.facts.pushes_money
+    ]
+    backfills = [Backfill(service.database, name, provider) for name, provider in service.providers.items()]
+    keeper = BodyKeeper(service.database, detach_after_days=service.settings.webhook_body_days)
+    return [
+        *settling,
+        EventsWorker(service.events),
+        *(backfill_worker(backfill) for backfill in backfills if backfill.is_offered),
+        keeping_worker(keeper),
     ]
 
 
