@@ -24,6 +24,7 @@ from tallystick.store import operation
 from tests.planted.bug import Bug
 from tests.planted.provider_bugs import PROVIDER_BUGS
 from tests.planted.settlement_bugs import SETTLEMENT_BUGS
+from tests.planted.webhook_bugs import WEBHOOK_BUGS
 
 
 def lock_removed() -> None:
@@ -132,4 +133,5 @@ BUGS: Mapping[str, Bug] = {
     "answer_before_commit": Bug(answer_before_commit, (RACES + "test_nobody_is_answered_before_the_commit",)),
     **PROVIDER_BUGS,
     **SETTLEMENT_BUGS,
+    **WEBHOOK_BUGS,
 }

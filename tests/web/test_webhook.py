@@ -92,7 +92,7 @@ async def test_an_event_told_again_is_acknowledged_and_stored_once(hooks: Hooks)
     assert re.search(r'tally_webhook_repeated_total\{provider="simulator"\} [2-9]', counted)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "forged": ({"secret": "whsec_other"}, "webhook_forged"),
     "stale": ({"age_seconds": 3_600}, "webhook_stale"),
     "from the future": ({"age_seconds": -3_600}, "webhook_stale"),
