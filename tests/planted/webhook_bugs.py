@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from tallystick.core.webhook import Failed
+from tallystick.core.webhook import Failed, Postponed, end
 from tallystick.flows import events
 from tallystick.store import webhook
 from tests.planted.bug import Bug
@@ -50,25 +50,22 @@ def no_lease_fence() -> None:
 
 def dedup_by_event_id_only() -> None:
     """Two providers' events of one id are taken for one."""
-    _reworded("append", ("SELECT provider, event_id, number FROM given", "SELECT 'any', event_id, number FROM given"))
+    _reworded("guard", ("SELECT provider, dedup_key, number FROM given", "SELECT 'any', dedup_key, number FROM given"))
 
 
 def no_guard() -> None:
     """What is told again is stored again, under a key of its own."""
-    _reworded(
-        "append",
-        ("SELECT provider, event_id, number FROM given", "SELECT provider, event_id || number, number FROM given"),
-    )
+    own_key = "SELECT provider, dedup_key || number, number FROM given"
+    _reworded("guard", ("SELECT provider, dedup_key, number FROM given", own_key))
 
 
 def outages_are_tries() -> None:
     """A provider that is down for long makes dead letters."""
-    original = events.end
 
-    def end(outcome: Any, **more: Any) -> Any:
-        return original(Failed(outcome.reason) if isinstance(outcome, events.Postponed) else outcome, **more)
+    def counted(outcome: Any, **more: Any) -> Any:
+        return end(Failed(outcome.reason) if isinstance(outcome, Postponed) else outcome, **more)
 
-    cast("Any", events).end = end
+    cast("Any", events).end = counted
 
 
 def dead_workers_keep_their_events() -> None:

@@ -129,7 +129,7 @@ class Events:
             return [self._postponed(outage)] * len(events)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to some event of this batch
             if len(events) == 1:
-                log.error("event_failed", event=events[0].event_id, provider=events[0].provider, trace=_trace())
+                log.error("event_failed", event_id=events[0].event_id, provider=events[0].provider, trace=_trace())
                 return [Failed(_in_short(error))]
             return [(await self._handled(handler, [event]))[0] for event in events]
         return outcomes
@@ -151,7 +151,7 @@ class Events:
                 continue
             _count(counts, _COUNTED[written.status] if written.status != "UNPROCESSED" else _again(written, event))
             if written.status == "DEAD_LETTER":
-                log.error("event_is_dead", event=event.event_id, provider=event.provider, reason=written.reason)
+                log.error("event_is_dead", event_id=event.event_id, provider=event.provider, reason=written.reason)
 
     def _end(self, event: Claimed, outcome: Outcome) -> End:
         require(not isinstance(outcome, Recorded), "what is recorded has its end already")
@@ -246,10 +246,10 @@ class SettlementNews:
         except OUTAGES as outage:
             return Postponed(_in_short(outage), LIMITS.event_outage_seconds)
         except Exception as error:  # noqa: BLE001 - this event's own
-            log.error("event_failed", event=event.event_id, provider=event.provider, trace=_trace())
+            log.error("event_failed", event_id=event.event_id, provider=event.provider, trace=_trace())
             return Failed(_in_short(error))
         if disputed is not None:
-            log.warning("settlement_disputed_by_webhook", settlement=disputed, event=event.event_id)
+            log.warning("settlement_disputed_by_webhook", settlement=disputed, event_id=event.event_id)
         return Ok()
 
 

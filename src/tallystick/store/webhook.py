@@ -1,6 +1,6 @@
 """Webhooks on PostgreSQL: append many in one statement, claim, renew, finish under a fence; bodies by the day."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
@@ -10,11 +10,14 @@ import msgspec
 
 from tallystick import queries
 from tallystick.core.provider import Event, Movement
-from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_type
+from tallystick.core.webhook import STATUSES, End, Status, kept_key
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
 from tallystick.settings import LIMITS
+from tallystick.store import webhook_copying
+from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
+from tallystick.store.webhook_copying import Row
 
 _SQL: Final = queries.load(__package__, "webhook.sql")
 
@@ -23,8 +26,6 @@ _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
 _MOST_DIGITS: Final = 18
 # Rows that are counted for the figures: "so many or more" is all that anybody needs to know.
 _MOST_COUNTED: Final = 10_000
-
-_NOTHING: Final = (None,) * 8
 
 
 class Told(Protocol):
@@ -105,47 +106,50 @@ class AppendWork:
 async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int]:
     """Store what was not told before, inside the caller's transaction. How many of each delivery that were."""
     # One global order: a key that another transaction is writing is waited for, and two must not wait for each other.
-    rows = sorted(_rows(deliveries), key=_key)
-    if not rows:
-        return [0] * len(deliveries)
-    kept = await connection.fetch(_SQL["append"], *list(zip(*rows, strict=True))[1:])
+    told = sorted(
+        [
+            (delivery.provider, kept_key(event.dedup_key), position, event)
+            for position, delivery in enumerate(deliveries)
+            for event in delivery.events
+        ],
+        key=_key,
+    )
     fresh = [0] * len(deliveries)
-    for (position,) in kept:
-        fresh[rows[position - 1][0]] += 1
+    if not told:
+        return fresh
+    found = await connection.fetch(_SQL["guard"], [row[0] for row in told], [row[1] for row in told])
+    if not found:
+        return fresh
+    rows: list[Row] = []
+    for place, number, _at in found:
+        provider, key, position, event = told[place - 1]
+        fresh[position] += 1
+        rows.append((number, provider, key, event))
+    await _copy(connection, rows, moment(found[0]["at"]))
     return fresh
 
 
 def _key(row: tuple[Any, ...]) -> tuple[str, str]:
-    return row[1], row[2]
+    return row[0], row[1]
 
 
-def _rows(deliveries: Sequence[Told]) -> Iterator[tuple[Any, ...]]:
-    for position, delivery in enumerate(deliveries):
-        provider = delivery.provider
-        for event in delivery.events:
-            movement = event.movement
-            yield (
-                position,
-                provider,
-                kept_key(event.dedup_key),
-                kept_type(event.type),
-                *(
-                    _NOTHING
-                    if movement is None
-                    else (
-                        movement.purpose,
-                        movement.id,
-                        movement.reference,
-                        movement.parent,
-                        movement.amount_micros,
-                        movement.currency,
-                        movement.state,
-                        movement.status,
-                    )
-                ),
-                event.occurred_at,
-                event.body,
-            )
+async def _copy(connection: Connection, rows: Sequence[Row], at: int) -> None:
+    """Two streams. The second is packed while the server works on the first."""
+    bodies = b""
+
+    async def packed_events() -> AsyncIterator[bytes]:
+        nonlocal bodies
+        yield webhook_copying.events(rows, at)
+        bodies = webhook_copying.bodies(rows, at)
+
+    async def packed_bodies() -> AsyncIterator[bytes]:
+        yield bodies
+
+    for table, columns, stream in (
+        ("webhook_events", webhook_copying.EVENT_COLUMNS, packed_events()),
+        ("webhook_body", webhook_copying.BODY_COLUMNS, packed_bodies()),
+    ):
+        await connection.copy_to_table(table, schema_name="tally", columns=columns, source=stream, format="binary")
 
 
 async def claim(database: Database, *, most: int, lease: timedelta, by: str) -> list[Claimed]:

@@ -1,29 +1,17 @@
--- name: append
--- One statement for many events: the guard decides which are new, and only those are stored. In the order of the keys,
--- so that two batches wait for each other in one direction only; who meets a key that another transaction is writing
--- waits for its end, so a repetition is never acknowledged before the first telling is durable.
+-- name: guard
+-- Which of these were never told before. In the order of the keys, so that two batches wait for each other in one
+-- direction only; who meets a key that another transaction is writing waits for its end, so a repetition is never
+-- acknowledged before the first telling is durable. What is new is copied in by the same transaction.
 WITH given AS MATERIALIZED (
     SELECT nextval('tally.webhook_number') AS number, g.*
-      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-                  $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::bytea[]) WITH ORDINALITY
-           AS g (provider, event_id, type, purpose, provider_id, reference, parent, amount_micros, currency, state, word,
-                 occurred_at, body, position)
+      FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (provider, dedup_key, position)
 ), fresh AS (
     INSERT INTO tally.webhook_guard (provider, dedup_key, number)
-    SELECT provider, event_id, number FROM given
+    SELECT provider, dedup_key, number FROM given
     ON CONFLICT DO NOTHING
     RETURNING number
-), stored AS (
-    INSERT INTO tally.webhook_events (number, provider, event_id, type, purpose, provider_id, reference, parent,
-                                      amount_micros, currency, state, word, occurred_at, received_at, due_at)
-    SELECT number, provider, event_id, type, purpose, provider_id, reference, parent, amount_micros, currency, state,
-           word, occurred_at, statement_timestamp(), statement_timestamp()
-      FROM fresh JOIN given USING (number)
-), bodies AS (
-    INSERT INTO tally.webhook_body (received_at, number, body)
-    SELECT statement_timestamp(), number, body FROM fresh JOIN given USING (number)
 )
-SELECT position FROM fresh JOIN given USING (number);
+SELECT position, number, statement_timestamp() AS at FROM fresh JOIN given USING (number);
 
 -- name: claim
 -- The poll and the watchdog in one: what is due, and what somebody held past his lease. By the database's clock.

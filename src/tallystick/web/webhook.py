@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 import structlog
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
@@ -134,10 +134,16 @@ class WebhookReceiver:
                 refusal = self._reserved(int(value), room)
                 if refusal is not None:
                     return refusal
+        message = await receive()
+        whole: bytes = message.get("body", b"")
+        if not message.get("more_body", True) and len(whole) <= room.bytes:
+            return whole
+        return await self._parts(message, receive, room)
+
+    async def _parts(self, message: Message, receive: Receive, room: _Room) -> bytes | _Refusal:
         parts: list[bytes] = []
         size = 0
         while True:
-            message = await receive()
             if message["type"] != "http.request":
                 return _BROKEN_OFF
             part: bytes = message.get("body", b"")
@@ -146,9 +152,10 @@ class WebhookReceiver:
             refusal = self._reserved(size, room)
             if refusal is not None:
                 return refusal
-            if not message.get("more_body", False):
-                return b"".join((*parts, part)) if parts else part
             parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            message = await receive()
 
     def _reserved(self, size: int, room: _Room) -> _Refusal | None:
         """Have room for so many bytes in all, or say why not."""
