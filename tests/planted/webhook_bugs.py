@@ -50,13 +50,13 @@ def no_lease_fence() -> None:
 
 def dedup_by_event_id_only() -> None:
     """Two providers' events of one id are taken for one."""
-    _reworded("guard", ("SELECT provider, dedup_key, number FROM given", "SELECT 'any', dedup_key, number FROM given"))
+    _reworded("append", ("SELECT provider, event_id, number FROM given", "SELECT 'any', event_id, number FROM given"))
 
 
 def no_guard() -> None:
     """What is told again is stored again, under a key of its own."""
-    own_key = "SELECT provider, dedup_key || number, number FROM given"
-    _reworded("guard", ("SELECT provider, dedup_key, number FROM given", own_key))
+    own_key = "SELECT provider, event_id || number, number FROM given"
+    _reworded("append", ("SELECT provider, event_id, number FROM given", own_key))
 
 
 def outages_are_tries() -> None:

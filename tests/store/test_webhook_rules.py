@@ -328,10 +328,45 @@ async def test_the_poll_looks_at_open_events_alone(database: Database, owner: as
 
 async def test_appending_joins_by_hash_whatever_was_planned(database: Database) -> None:
     """Arrays have no statistics: a nested loop would look at every pair of a batch of a thousand."""
-    statement = queries.load("tallystick.store", "webhook.sql")["guard"]
+    statement = queries.load("tallystick.store", "webhook.sql")["append"]
     async with database.connection() as connection:
-        await connection.execute(f"PREPARE guard (text[], text[]) AS {statement}")
-        rows = await connection.fetch("EXPLAIN EXECUTE guard (NULL, NULL)")
-        await connection.execute("DEALLOCATE guard")
+        await connection.execute(f"PREPARE append ({'text, ' * 12} bytea[]) AS {statement}")
+        rows = await connection.fetch(f"EXPLAIN EXECUTE append ({'NULL, ' * 12} NULL)")
+        await connection.execute("DEALLOCATE append")
     plan = "\n".join(row[0] for row in rows)
     assert "Nested Loop" not in plan, plan
+
+
+async def test_odd_characters_are_kept_apart(database: Database, owner: asyncpg.Connection) -> None:
+    """Those that the statement itself uses to tell elements apart, and texts that are empty."""
+    (told,) = delivery(1).events
+    movement = told.movement
+    assert movement is not None
+    odd = [
+        msgspec.structs.replace(told, dedup_key="a\x1eb", type="x\x1ey", occurred_at=None),
+        msgspec.structs.replace(told, dedup_key="a", movement=msgspec.structs.replace(movement, parent="p\x1d", id="")),
+        msgspec.structs.replace(told, dedup_key="b", type="", movement=None),
+        msgspec.structs.replace(told, dedup_key='{"\\,', movement=msgspec.structs.replace(movement, reference='"{,')),
+    ]
+    async with database.writing() as connection:
+        assert await store.append(connection, [type(delivery(1))("simulator", tuple(odd))]) == [4]
+        # Alone, an empty text is a whole column.
+        assert await store.append(
+            connection, [type(delivery(1))("simulator", (msgspec.structs.replace(odd[2], dedup_key="c"),))]
+        ) == [1]
+    rows = await owner.fetch("SELECT event_id, type, purpose, provider_id, parent, reference FROM tally.webhook_events")
+    found = {row["event_id"]: tuple(row)[1:] for row in rows}
+    reference = f"{1:064x}"
+    assert found.pop(next(key for key in found if key.startswith("sha256:"))) == (
+        "x\ufffdy",
+        "charge",
+        "pi_1",
+        "",
+        reference,
+    )
+    assert found == {
+        "a": ("payment_intent.succeeded", "charge", "", "p\x1d", reference),
+        "b": ("", None, None, None, None),
+        "c": ("", None, None, None, None),
+        '{"\\,': ("payment_intent.succeeded", "charge", "pi_1", "", '"{,'),
+    }

@@ -89,9 +89,12 @@ def end(
 
 
 def kept_key(dedup_key: str) -> str:
-    """The key in a form that fits an index: itself, or a digest of one that is too long. Equal keys stay equal."""
+    """The key in a form that can be kept: itself, or a digest of one that is too long or odd. Equal keys stay equal."""
     # No character takes more than four bytes: most keys need no encoding to be known as short.
-    if len(dedup_key) * 4 <= _MOST_KEY_BYTES or len(encoded := dedup_key.encode()) <= _MOST_KEY_BYTES:
+    if dedup_key.isprintable() and len(dedup_key) * 4 <= _MOST_KEY_BYTES:
+        return dedup_key
+    encoded = dedup_key.encode("utf-8", "surrogatepass")
+    if dedup_key.isprintable() and len(encoded) <= _MOST_KEY_BYTES:
         return dedup_key
     return f"sha256:{sha256(encoded).hexdigest()}"
 

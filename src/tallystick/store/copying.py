@@ -13,8 +13,8 @@ from tallystick.core.idempotency import Record
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-TRAILER = b"\xff\xff"
+_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TRAILER = b"\xff\xff"
 
 # Field count, then length and value of each field.
 _ENTRY = Struct("!h" + "ii" + "iq" + "iq" + "i16s" + "iq" + "iq" + "iq").pack
@@ -43,7 +43,7 @@ def moment(at: datetime) -> int:
 
 def operations(records: Iterable[Record], at: int) -> bytes:
     """One row per record."""
-    parts = [HEADER]
+    parts = [_HEADER]
     time = _TIME(8, at)
     for record in records:
         claim = record.claim
@@ -63,7 +63,7 @@ def operations(records: Iterable[Record], at: int) -> bytes:
 
 def entries(records: Iterable[Record], numbers: Mapping[int, Mapping[str, int]], at: int) -> bytes:
     """One row per entry; `numbers` gives each account's row number, per tenant."""
-    parts = [HEADER]
+    parts = [_HEADER]
     append = parts.append
     for record in records:
         tenant, id_ = record.claim.tenant.number, record.claim.id
@@ -74,5 +74,5 @@ def entries(records: Iterable[Record], numbers: Mapping[int, Mapping[str, int]],
 
 
 def _whole(parts: list[bytes]) -> bytes:
-    parts.append(TRAILER)
+    parts.append(_TRAILER)
     return b"".join(parts)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import asyncpg
@@ -10,18 +11,19 @@ import msgspec
 
 from tallystick import queries
 from tallystick.core.provider import Event, Movement
-from tallystick.core.webhook import STATUSES, End, Status, kept_key
+from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_type
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
 from tallystick.settings import LIMITS
-from tallystick.store import webhook_copying
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
-from tallystick.store.webhook_copying import Row
 
 _SQL: Final = queries.load(__package__, "webhook.sql")
 
 CHANNEL: Final = "tally_webhook"
+# Between the elements of a column of text, and what stands for NULL: as the statement `append` reads them.
+_BETWEEN: Final = "\x1e"
+_ABSENT: Final = "\x1d"
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
 _MOST_DIGITS: Final = 18
 # Rows that are counted for the figures: "so many or more" is all that anybody needs to know.
@@ -95,7 +97,7 @@ class AppendWork:
 
     async def commit(self, items: Sequence[Told], *, patient: bool) -> Sequence[int]:  # noqa: ARG002 - see below
         """How many events of each delivery were new. Nothing is locked but the keys, and those only for one commit."""
-        async with self._database.writing() as connection:
+        async with self._database.stating() as connection:
             fresh = await append(connection, items)
         total = sum(fresh)
         if total:
@@ -104,28 +106,40 @@ class AppendWork:
 
 
 async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int]:
-    """Store what was not told before, inside the caller's transaction. How many of each delivery that were."""
+    """Store what was not told before: one statement, a transaction of its own or inside the caller's.
+
+    How many events of each delivery were new.
+    """
+    told = [
+        (delivery.provider, kept_key(event.dedup_key), position, event)
+        for position, delivery in enumerate(deliveries)
+        for event in delivery.events
+    ]
     # One global order: a key that another transaction is writing is waited for, and two must not wait for each other.
-    told = sorted(
-        [
-            (delivery.provider, kept_key(event.dedup_key), position, event)
-            for position, delivery in enumerate(deliveries)
-            for event in delivery.events
-        ],
-        key=_key,
-    )
+    told.sort(key=_key)
     fresh = [0] * len(deliveries)
     if not told:
         return fresh
-    found = await connection.fetch(_SQL["guard"], [row[0] for row in told], [row[1] for row in told])
-    if not found:
-        return fresh
-    rows: list[Row] = []
-    for place, number, _at in found:
-        provider, key, position, event = told[place - 1]
-        fresh[position] += 1
-        rows.append((number, provider, key, event))
-    await _copy(connection, rows, moment(found[0]["at"]))
+    events = [row[3] for row in told]
+    movements = [event.movement for event in events]
+    found = await connection.fetch(
+        _SQL["append"],
+        _joined([row[0] for row in told]),
+        _joined([row[1] for row in told]),
+        _joined([kept_type(event.type) for event in events]),
+        _joined([_ABSENT if movement is None else movement.purpose for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.id for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.reference for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.parent for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.currency for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.state for movement in movements]),
+        _joined([_ABSENT if movement is None else movement.status for movement in movements]),
+        _literal([None if movement is None else movement.amount_micros for movement in movements]),
+        _literal([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
+        [event.body for event in events],
+    )
+    for (place,) in found:
+        fresh[told[place - 1][2]] += 1
     return fresh
 
 
@@ -133,23 +147,21 @@ def _key(row: tuple[Any, ...]) -> tuple[str, str]:
     return row[0], row[1]
 
 
-async def _copy(connection: Connection, rows: Sequence[Row], at: int) -> None:
-    """Two streams. The second is packed while the server works on the first."""
-    bodies = b""
+def _joined(texts: list[str]) -> str:
+    """A column as one text, with an element at its end that the statement passes over."""
+    joined = _BETWEEN.join(texts) + _BETWEEN
+    if joined.count(_BETWEEN) != len(texts):
+        # Nobody writes control characters into ids; if somebody does, the body has them.
+        return _BETWEEN.join([text.replace(_BETWEEN, "\ufffd") for text in texts]) + _BETWEEN
+    return joined
 
-    async def packed_events() -> AsyncIterator[bytes]:
-        nonlocal bodies
-        yield webhook_copying.events(rows, at)
-        bodies = webhook_copying.bodies(rows, at)
 
-    async def packed_bodies() -> AsyncIterator[bytes]:
-        yield bodies
+def _literal(numbers: list[int | None]) -> str:
+    return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
 
-    for table, columns, stream in (
-        ("webhook_events", webhook_copying.EVENT_COLUMNS, packed_events()),
-        ("webhook_body", webhook_copying.BODY_COLUMNS, packed_bodies()),
-    ):
-        await connection.copy_to_table(table, schema_name="tally", columns=columns, source=stream, format="binary")
+
+# Providers tell whole seconds: many events of one batch have the same.
+_moment: Final = lru_cache(maxsize=256)(moment)
 
 
 async def claim(database: Database, *, most: int, lease: timedelta, by: str) -> list[Claimed]:

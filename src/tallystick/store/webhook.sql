@@ -1,17 +1,37 @@
--- name: guard
--- Which of these were never told before. In the order of the keys, so that two batches wait for each other in one
--- direction only; who meets a key that another transaction is writing waits for its end, so a repetition is never
--- acknowledged before the first telling is durable. What is new is copied in by the same transaction.
+-- name: append
+-- One statement for many events, and so one round trip: the guard decides which are new, and only those are stored. In the
+-- order of the keys, so that two batches wait for each other in one direction only; who meets a key that another
+-- transaction is writing waits for its end, so a repetition is never acknowledged before the first telling is durable.
+-- Columns of text come joined ($1 to $10): the driver would take longer over each element than all else takes. They are
+-- one element longer than the bodies, because a single empty text would be an array of nothing.
 WITH given AS MATERIALIZED (
     SELECT nextval('tally.webhook_number') AS number, g.*
-      FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (provider, dedup_key, position)
+      FROM unnest(string_to_array($1, E'\x1e'), string_to_array($2, E'\x1e'), string_to_array($3, E'\x1e'),
+                  string_to_array($4, E'\x1e', E'\x1d'), string_to_array($5, E'\x1e', E'\x1d'),
+                  string_to_array($6, E'\x1e', E'\x1d'), string_to_array($7, E'\x1e', E'\x1d'),
+                  string_to_array($8, E'\x1e', E'\x1d'), string_to_array($9, E'\x1e', E'\x1d'),
+                  string_to_array($10, E'\x1e', E'\x1d'), $11::text::bigint[], $12::text::bigint[], $13::bytea[])
+           WITH ORDINALITY
+           AS g (provider, event_id, type, purpose, provider_id, reference, parent, currency, state, word, amount_micros,
+                 occurred, body, position)
+     WHERE g.body IS NOT NULL
 ), fresh AS (
     INSERT INTO tally.webhook_guard (provider, dedup_key, number)
-    SELECT provider, dedup_key, number FROM given
+    SELECT provider, event_id, number FROM given
     ON CONFLICT DO NOTHING
     RETURNING number
+), stored AS (
+    INSERT INTO tally.webhook_events (number, provider, event_id, type, purpose, provider_id, reference, parent, currency,
+                                      state, word, amount_micros, occurred_at, received_at, due_at)
+    SELECT number, provider, event_id, type, purpose, provider_id, reference, parent, currency, state, word, amount_micros,
+           timestamptz '2000-01-01 00:00:00Z' + occurred * interval '1 microsecond',
+           statement_timestamp(), statement_timestamp()
+      FROM fresh JOIN given USING (number)
+), bodies AS (
+    INSERT INTO tally.webhook_body (received_at, number, body)
+    SELECT statement_timestamp(), number, body FROM fresh JOIN given USING (number)
 )
-SELECT position, number, statement_timestamp() AS at FROM fresh JOIN given USING (number);
+SELECT position FROM fresh JOIN given USING (number);
 
 -- name: claim
 -- The poll and the watchdog in one: what is due, and what somebody held past his lease. By the database's clock.
