@@ -1,6 +1,6 @@
 """The port: what a log of webhooks promises, whatever it is kept in."""
 
-from collections.abc import Awaitable
+import asyncio
 from typing import Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 class EventLog(Protocol):
     """Append-only. What it has taken survives the process, the database and the machine."""
 
-    def append(self, delivery: Delivery) -> Awaitable[int]:
+    def append(self, delivery: Delivery) -> "asyncio.Future[int]":
         """Store every event of it, all or nothing; done only when they are durable. How many were not told before.
 
         A log that cannot tell yet counts all of them; whoever reads it into the database finds out by the same guard.

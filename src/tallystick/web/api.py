@@ -25,7 +25,7 @@ from tallystick.web.routes import routes
 from tallystick.web.settlement import Settlements
 from tallystick.web.settlement_policy import SettlementPolicies
 from tallystick.web.settlement_routes import settlement_routes
-from tallystick.web.webhook import WebhookReceiver, in_front
+from tallystick.web.webhook import Front, WebhookReceiver
 
 
 def build(service: Service) -> ASGIApp:
@@ -43,7 +43,7 @@ def build(service: Service) -> ASGIApp:
         redirect_slashes=False,
         default=nowhere,
     )
-    return in_front(receiver, api)
+    return Front(receiver, api)
 
 
 def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:

@@ -7,20 +7,21 @@ A bare ASGI application in front of the API: no key, no routing table, nothing b
 holds is bounded in bytes from the first one read, so a spike costs callers a 503 and never the memory.
 """
 
+import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import ceil
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Forged
+from tallystick.core.provider import Event, Forged
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
 from tallystick.eventlog.port import Delivery
 from tallystick.settings import LIMITS, Limits
@@ -46,20 +47,33 @@ _STORED_START: Final = {"type": "http.response.start", "status": 200, "headers":
 _STORED_BODY: Final = {"type": "http.response.body", "body": b""}
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True):
     """Why a delivery is not acknowledged: for the count, and for the sender."""
 
     reason: str
     reply: Reply
 
 
-class _Room:
-    """What one delivery takes up of the bytes that may be held at once."""
+class Verifier(Protocol):
+    """As much of a provider as the receiver needs."""
 
-    __slots__ = ("bytes",)
+    def receive(self, headers: Sequence[tuple[str, str]], body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """See the providers' port."""
 
-    def __init__(self) -> None:
+
+class Arrival:
+    """One delivery on its way: whose it is, and the room it takes up of the bytes that may be held at once."""
+
+    __slots__ = ("bytes", "headers", "is_storing", "name", "provider", "told")
+
+    def __init__(self, name: str, provider: Verifier, headers: list[Header]) -> None:
+        """Nothing of it is read yet."""
+        self.name = name
+        self.provider = provider
+        self.headers = headers
         self.bytes = 0
+        self.told = 0
+        self.is_storing = False
 
 
 def _wall_clock() -> datetime:
@@ -68,11 +82,16 @@ def _wall_clock() -> datetime:
 
 
 class WebhookReceiver:
-    """An ASGI application. `refused` counts by provider and reason, `stored` and `repeated` by provider."""
+    """An ASGI application, and its parts for a protocol that is in a hurry.
+
+    `refused` counts by provider and reason, `stored` and `repeated` by provider.
+    """
 
     def __init__(self, service: Service, *, limits: Limits = LIMITS, now: Callable[[], datetime] = _wall_clock) -> None:
         """`now` is what signatures are held against."""
         self._providers = service.providers
+        # Ordinary names as they stand in a request line.
+        self._names = {name.encode(): name for name in service.providers}
         self._log = service.log
         self._limits = limits
         self._now = now
@@ -84,82 +103,120 @@ class WebhookReceiver:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one delivery."""
         name = scope["path"][len(PREFIX) :]
-        room = _Room()
-        try:
-            refusal = await self._take(name, scope, receive, room)
-        except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
-            log.error("webhook_failed", provider=name, trace=traceback.format_exc())
-            refusal = _Refusal("internal_error", problem_reply(failed(error)))
-        finally:
-            self._bytes -= room.bytes
-        if refusal is None:
-            await send(_STORED_START)
-            await send(_STORED_BODY)
-            return
-        # Anybody may ask for any name: only those we know become labels.
-        self.refused[name if name in self._providers else "", refusal.reason] += 1
-        await refusal.reply.send(send)
-
-    async def _take(self, name: str, scope: Scope, receive: Receive, room: _Room) -> _Refusal | None:
-        """Read, verify and store it; None when it is durable."""
         provider = self._providers.get(name)
         if provider is None:
-            return _UNKNOWN
-        if scope["method"] != "POST":
-            return _NOT_POSTED
-        headers: list[Header] = scope["headers"]
-        body = await self._body(headers, receive, room)
-        if isinstance(body, _Refusal):
-            return body
-        texts = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in headers]
-        events = provider.receive(texts, body, now=self._now())
+            # Anybody may ask for any name: only those we know become labels.
+            reply: Reply | None = self._counted("", _UNKNOWN)
+        elif scope["method"] != "POST":
+            reply = self._counted(name, _NOT_POSTED)
+        else:
+            reply = await self._take(Arrival(name, provider, scope["headers"]), receive)
+        if reply is not None:
+            await reply.send(send)
+            return
+        await send(_STORED_START)
+        await send(_STORED_BODY)
+
+    async def _take(self, arrival: Arrival, receive: Receive) -> Reply | None:
+        """Read, verify and store it; None when it is durable."""
+        try:
+            body = await self._body(arrival, receive)
+            storing = body if isinstance(body, Refusal) else self.begin(arrival, body)
+            if not isinstance(storing, Refusal):
+                # Its outcome is looked at in `end`; waiting for it must not raise.
+                await asyncio.wait((storing,))
+        except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
+            log.error("webhook_failed", provider=arrival.name, trace=traceback.format_exc())
+            storing = failure(error)
+        except BaseException:
+            self.abandon(arrival)
+            raise
+        return self.end(arrival, storing)
+
+    def expect(self, name: bytes, headers: list[Header]) -> Arrival | None:
+        """Room for an ordinary delivery, whose length is declared. None: it takes the ordinary way, and is told why."""
+        known = self._names.get(name)
+        if known is None:
+            return None
+        arrival = Arrival(known, self._providers[known], headers)
+        for header, value in headers:
+            if header == b"content-length":
+                return arrival if self._reserved(int(value), arrival) is None else None
+        return None
+
+    def begin(self, arrival: Arrival, body: bytes) -> "asyncio.Future[int] | Refusal":
+        """Verify the whole body and have it stored. The future is for `end`, which must be called either way."""
+        texts = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in arrival.headers]
+        events = arrival.provider.receive(texts, body, now=self._now())
         if isinstance(events, Forged):
             code = _CODES.get(events.code, "webhook_forged")
             return _refusal(events.code, code, events.message, _REMEDIES[code])
+        arrival.told = len(events)
         try:
-            fresh = await self._log.append(Delivery(name, events))
+            storing = self._log.append(Delivery(arrival.name, events))
         except Busy as busy:
             return _later("busy", busy.retry_after_seconds)
-        except (Unreachable, OutcomeUnknown, InFlight):
-            return _later("database_unreachable", self._limits.retry_after_seconds)
-        self.stored[name] += fresh
-        if fresh != len(events):
-            self.repeated[name] += len(events) - fresh
-        return None
+        arrival.is_storing = True
+        return storing
 
-    async def _body(self, headers: list[Header], receive: Receive, room: _Room) -> bytes | _Refusal:
+    def end(self, arrival: Arrival, storing: "asyncio.Future[int] | Refusal") -> Reply | None:
+        """Count it and give its room back. The reply to send; None: it is durable, and acknowledged."""
+        arrival.is_storing = False
+        self.abandon(arrival)
+        if isinstance(storing, Refusal):
+            return self._counted(arrival.name, storing)
+        if storing.cancelled():
+            return self._counted(arrival.name, _later("busy", self._limits.retry_after_seconds))
+        error = storing.exception()
+        if error is None:
+            fresh = storing.result()
+            self.stored[arrival.name] += fresh
+            if fresh != arrival.told:
+                self.repeated[arrival.name] += arrival.told - fresh
+            return None
+        if isinstance(error, Busy):
+            return self._counted(arrival.name, _later("busy", error.retry_after_seconds))
+        if isinstance(error, Unreachable | OutcomeUnknown | InFlight):
+            return self._counted(arrival.name, _later("database_unreachable", self._limits.retry_after_seconds))
+        log.error("webhook_failed", provider=arrival.name, trace="".join(traceback.format_exception(error)))
+        return self._counted(arrival.name, failure(error))
+
+    def abandon(self, arrival: Arrival) -> None:
+        """Give its room back, unless it is being stored: then `end` does."""
+        if not arrival.is_storing:
+            self._bytes -= arrival.bytes
+            arrival.bytes = 0
+
+    def _counted(self, name: str, refusal: Refusal) -> Reply:
+        self.refused[name, refusal.reason] += 1
+        return refusal.reply
+
+    async def _body(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
         """The whole body. Refused before a byte of it is read where its length is declared."""
-        for header, value in headers:
+        for header, value in arrival.headers:
             if header == b"content-length":
-                refusal = self._reserved(int(value), room)
+                refusal = self._reserved(int(value), arrival)
                 if refusal is not None:
                     return refusal
-        message = await receive()
-        whole: bytes = message.get("body", b"")
-        if not message.get("more_body", True) and len(whole) <= room.bytes:
-            return whole
-        return await self._parts(message, receive, room)
-
-    async def _parts(self, message: Message, receive: Receive, room: _Room) -> bytes | _Refusal:
         parts: list[bytes] = []
         size = 0
         while True:
+            message = await receive()
             if message["type"] != "http.request":
                 return _BROKEN_OFF
             part: bytes = message.get("body", b"")
             size += len(part)
             # One that came in chunks did not say beforehand how long it is.
-            refusal = self._reserved(size, room)
+            refusal = self._reserved(size, arrival)
             if refusal is not None:
                 return refusal
             parts.append(part)
             if not message.get("more_body", False):
-                return b"".join(parts)
-            message = await receive()
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _reserved(self, size: int, room: _Room) -> _Refusal | None:
+    def _reserved(self, size: int, arrival: Arrival) -> Refusal | None:
         """Have room for so many bytes in all, or say why not."""
-        wanted = size - room.bytes
+        wanted = size - arrival.bytes
         if wanted <= 0:
             return None
         if size > self._limits.webhook_body_bytes:
@@ -167,26 +224,35 @@ class WebhookReceiver:
         if self._bytes + wanted > self._limits.webhook_bytes:
             return _later("busy", self._limits.retry_after_seconds, _CLOSE)
         self._bytes += wanted
-        room.bytes = size
+        arrival.bytes = size
         return None
 
 
-def in_front(receiver: ASGIApp, api: ASGIApp) -> ASGIApp:
+class Front:
     """Webhooks to the receiver, everything else to the API."""
 
-    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
-        answering = receiver if scope["path"].startswith(PREFIX) else api
+    def __init__(self, receiver: WebhookReceiver, api: ASGIApp) -> None:
+        """`receiver` is also there for a protocol that knows it (`webhook_protocol`)."""
+        self.receiver = receiver
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the path alone."""
+        answering: ASGIApp = self.receiver if scope["path"].startswith(PREFIX) else self._api
         await answering(scope, receive, send)
 
-    return choose
+
+def failure(error: BaseException) -> Refusal:
+    """What should not have happened did."""
+    return Refusal("internal_error", problem_reply(failed(error if isinstance(error, Exception) else RuntimeError())))
 
 
-def _refusal(reason: str, code: str, detail: str, remedy: str, *headers: Header) -> _Refusal:
-    return _Refusal(reason, problem_reply(refused(Rejected(code, detail, remedy)), *headers))
+def _refusal(reason: str, code: str, detail: str, remedy: str, *headers: Header) -> Refusal:
+    return Refusal(reason, problem_reply(refused(Rejected(code, detail, remedy)), *headers))
 
 
-def _later(reason: str, after_seconds: float, *headers: Header) -> _Refusal:
-    return _Refusal(reason, problem_reply(not_stored(), (b"retry-after", b"%d" % ceil(after_seconds)), *headers))
+def _later(reason: str, after_seconds: float, *headers: Header) -> Refusal:
+    return Refusal(reason, problem_reply(not_stored(), (b"retry-after", b"%d" % ceil(after_seconds)), *headers))
 
 
 _UNKNOWN: Final = _refusal(
