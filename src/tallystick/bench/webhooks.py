@@ -28,7 +28,7 @@ from tallystick.errors import require
 from tallystick.settings import Settings
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
-_CLOSED_CONNECTIONS: Final = 128
+_CLOSED_CONNECTIONS: Final = 512
 # More than are ever in flight at 10,000 a second within 50 ms.
 _OPEN_CONNECTIONS: Final = 512
 _RATE: Final = 10_000.0

@@ -11,6 +11,7 @@ import asyncio
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import ceil
 from typing import Final, Protocol
@@ -123,12 +124,15 @@ class WebhookReceiver:
             body = await self._body(arrival, receive)
             storing = body if isinstance(body, Refusal) else self.begin(arrival, body)
             if not isinstance(storing, Refusal):
-                # Its outcome is looked at in `end`; waiting for it must not raise.
-                await asyncio.wait((storing,))
+                # What it raises is looked at in `end`.
+                with suppress(Exception):
+                    await storing
         except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
             log.error("webhook_failed", provider=arrival.name, trace=traceback.format_exc())
             storing = failure(error)
         except BaseException:
+            # Cancelled, and what was to be stored with it.
+            arrival.is_storing = False
             self.abandon(arrival)
             raise
         return self.end(arrival, storing)
