@@ -253,6 +253,19 @@ async def test_a_broken_invariant_is_not_swallowed(till: Shop) -> None:
         await processing(till, Told(decide)).run_once()
 
 
+async def test_a_broken_invariant_among_news_is_not_swallowed(till: Shop) -> None:
+    """It stops the worker: were it taken for the event's own failure, it would end in a dead letter, and go on."""
+
+    class Broken:
+        async def observe(self, _provider: str, _movement: Any) -> None:
+            raise InvariantBroken("stop and look")
+
+    await append(till, 1, 2)
+    with pytest.raises(InvariantBroken):
+        await processing(till, SettlementNews(Broken())).run_once()  # type: ignore[arg-type]
+    assert (await row(till))["status"] == "IN_PROCESSING"
+
+
 async def test_a_dead_letter_is_tried_again_when_a_person_says_so(till: Shop) -> None:
     await append(till, 1, 2)
     await processing(till, Told(lambda _: Failed("bad")), event_tries=1).run_once()

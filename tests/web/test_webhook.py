@@ -7,10 +7,12 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 from tallystick import app
 from tallystick.settings import LIMITS, Limits, Settings
@@ -21,6 +23,7 @@ from tests.web import site as sites
 from tests.webhooks import SECRET, body, delivery, headers, payment, request, signature, stored
 
 HOOK = "/webhooks/simulator"
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "webhook.yml"
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,30 @@ async def test_the_figures_are_shown(hooks: Hooks) -> None:
     assert re.search(r'tally_webhook_refused_total\{provider="simulator",reason="signature_wrong"\} \d', shown)
     for name in ("oldest_unprocessed_seconds", "unprocessed", "dead_letters", "figures_current"):
         assert re.search(rf"^tally_webhook_{name} \d", shown, re.MULTILINE), name
+
+
+async def test_every_alert_looks_at_figures_that_are_shown(hooks: Hooks) -> None:
+    """A rule on a misspelled figure, or on a reason that no receiver gives, is quiet for ever."""
+    hooks.post(body(1_006), secret="whsec_other")
+    shown = set(re.findall(r"^(tally_webhook_\w+)", hooks.client.get("/metrics").text, re.MULTILINE))
+    (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    assert rules.keys() == {
+        "WebhookEventsOld",
+        "WebhookDeadLetters",
+        "WebhooksNotStored",
+        "WebhooksForged",
+        "WebhookBodiesWithoutADay",
+        "WebhookFiguresOld",
+    }
+    for name, rule in rules.items():
+        looked_at = set(re.findall(r"\btally_\w+", rule["expr"]))
+        assert looked_at, name
+        assert looked_at <= shown, name
+        assert rule["expr"].count("(") == rule["expr"].count(")"), name
+        assert rule["annotations"].keys() == {"summary", "money", "remedy"}, name
+        reasons = re.findall(r'reason[!=]~"([a-z_|]+)"', rule["expr"])
+        assert set("|".join(reasons).split("|")) <= {"", "busy", "database_unreachable", "internal_error"}
 
 
 @asynccontextmanager

@@ -238,11 +238,11 @@ class Front:
     def __init__(self, receiver: WebhookReceiver, api: ASGIApp) -> None:
         """`receiver` is also there for a protocol that knows it (`webhook_protocol`)."""
         self.receiver = receiver
-        self._api = api
+        self.api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """By the path alone."""
-        answering: ASGIApp = self.receiver if scope["path"].startswith(PREFIX) else self._api
+        answering: ASGIApp = self.receiver if scope["path"].startswith(PREFIX) else self.api
         await answering(scope, receive, send)
 
 
