@@ -96,7 +96,7 @@ _COLLECT_EVERY = 50_000
 )
 @click.option(
     "--spike",
-    default=50_000,
+    default=20_000,
     show_default=True,
     type=click.IntRange(min=0),
     help="With `webhooks`: so many as fast as they are taken, to see the receiver's memory; 0: none.",
