@@ -52,6 +52,7 @@ _MOMENTS: Mapping[str, Sequence[str]] = {
     "tally.intent": ("first_sent_at",),
     "tally.attempt": ("sent_at", "not_after", "answered_at"),
     "tally.approval": ("asked_at", "decided_at"),
+    "tally.webhook_events": ("processing_until", "due_at"),
 }
 _PAGE = 10_000
 

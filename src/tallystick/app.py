@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tallystick import settings as configuration
+from tallystick.core.currencies import Purpose
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Kinds
 from tallystick.core.outcome import Rejected
@@ -19,6 +20,9 @@ from tallystick.core.settlement import Patience
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
+from tallystick.eventlog.port import EventLog
+from tallystick.eventlog.postgres import PostgresLog
+from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.order import Orders
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
@@ -102,6 +106,8 @@ class Service:
     settler: Settler
     reviews: Reviews
     orders: Orders
+    log: EventLog
+    events: Events
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -249,6 +255,12 @@ def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS
     )
 
 
+def handlers(reviews: Reviews) -> Mapping[Purpose, Handler]:
+    """Who is told of events, by what they tell of. Events of another purpose, or of none, need nobody."""
+    news = SettlementNews(reviews)
+    return {"transfer": news, "payout": news}
+
+
 def worker_name() -> str:
     """How this process signs the rows it claims."""
     return f"{socket.gethostname()}:{os.getpid()}"
@@ -269,9 +281,9 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers, of settlements and of orders; a tick's chunks and its
-        # recorder; the sweeper, and what is done to single orders.
-        connections = 5 * limits.lanes + limits.settlement_lanes + 1 + 1 + limits.order_steps + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements, of orders and of webhooks; a tick's chunks
+        # and its recorder; the sweeper, and what is done to single orders; an events worker, and the renewal beside it.
+        connections = 6 * limits.lanes + limits.settlement_lanes + 1 + 1 + limits.order_steps + 2 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -280,12 +292,29 @@ async def running(
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
                 orders_of(settings, database, limits=limits) as orders,
+                PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, orders, notes)
+                events = Events(
+                    database, handlers(reviews), lease=timedelta(seconds=settings.lease_seconds), by=worker_name()
+                )
+                yield Service(
+                    settings,
+                    database,
+                    engine,
+                    known,
+                    sender,
+                    settlements,
+                    settler,
+                    reviews,
+                    orders,
+                    log,
+                    events,
+                    notes,
+                )
         finally:
             await database.close()
 

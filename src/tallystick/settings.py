@@ -88,6 +88,34 @@ class Limits:
     sweep_pause_seconds: float = 2.0
     # Cancellations and changes of stock at once: each has a connection, and most wait for the same few SKUs.
     order_steps: int = 4
+    # Bytes in a webhook's body. Providers send a few kilobytes; Stripe's own limit for an event is far below this.
+    webhook_body_bytes: int = 1024 * 1024
+    # Bytes of webhooks that are being read or stored at once: 32,000 of a kilobyte, three times what a queue holds.
+    webhook_bytes: int = 32 * 1024 * 1024
+    # Workers are woken at most this often by one receiver: each waking is a transaction.
+    webhook_notify_seconds: float = 0.1
+    # Days for which partitions of bodies are made ahead: a keeper that is down over a long weekend is not noticed.
+    webhook_days_ahead: int = 7
+    # How often the keeper looks after them.
+    webhook_keeping_seconds: float = 3_600.0
+    # How often a provider's own list of events is read for webhooks that never came.
+    webhook_backfill_seconds: float = 300.0
+    # Pages of that list in one run: an outage of a day is caught up with in a few.
+    webhook_backfill_pages: int = 100
+    # Events under one claim: one UPDATE to take them and one to finish them.
+    event_chunk: int = 500
+    # How often a worker looks for events when nobody woke it; the longest pause while the database is under pressure.
+    event_pause_seconds: float = 3.0
+    event_longest_pause_seconds: float = 30.0
+    # How long a handler may take over a batch before it is held to hang.
+    event_handling_seconds: float = 60.0
+    # Failures of an event's own before it is a dead letter; outages are none.
+    event_tries: int = 8
+    # The pause after the first failure, doubled with each, and the longest.
+    event_first_retry_seconds: float = 1.0
+    event_longest_retry_seconds: float = 3_600.0
+    # When an event is looked at again that an outage kept from being processed.
+    event_outage_seconds: float = 5.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000
@@ -115,6 +143,11 @@ _HIGHEST_PORT = 65535
 # A day: nobody would be told of a stuck payout sooner, and nobody holds stock for longer without paying.
 _LONGEST_TIMEOUT = 86_400
 _HIGHEST_BUDGET = 1_000
+# Renewed at a third of it, beside a transaction that may take its whole time.
+_SHORTEST_LEASE = 5.0
+# A month: providers tell an event again for up to that long, and disputes are looked into later still.
+_FEWEST_BODY_DAYS = 30
+_MOST_BODY_DAYS = 36_500
 # More than one process can send; a larger number is a slip of the finger.
 _HIGHEST_RATE = 100_000
 # Without these a provider's calls would be refused, or go to the wrong account.
@@ -164,6 +197,8 @@ SPECS: Final = (
         "TALLY_RESERVATION_TTL_SECONDS", "600", "how long a reservation holds its stock for a buyer who has not paid"
     ),
     _Spec("TALLY_RESERVATION_GRACE_SECONDS", "30", "how much longer the sweeper lets it be"),
+    _Spec("TALLY_LEASE_SECONDS", "300", "a webhook event whose worker fell silent is taken over after this"),
+    _Spec("TALLY_WEBHOOK_BODY_DAYS", None, "days after which webhooks' bodies are detached; absent: kept for good"),
     *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
     _Spec(
         "TALLY_STRIPE_ACCOUNT_ID",
@@ -212,6 +247,9 @@ class Settings:
     settlement_retry_budget: int = 8
     reservation_ttl_seconds: float = 600.0
     reservation_grace_seconds: float = 30.0
+    lease_seconds: float = 300.0
+    # None: kept for good.
+    webhook_body_days: int | None = None
     # Those whose API key is set.
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -251,6 +289,8 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         settlement_retry_budget=_budget(values, "TALLY_SETTLEMENT_RETRY_BUDGET"),
         reservation_ttl_seconds=_seconds(values, "TALLY_RESERVATION_TTL_SECONDS"),
         reservation_grace_seconds=_seconds(values, "TALLY_RESERVATION_GRACE_SECONDS", least=0.0),
+        lease_seconds=_lease(values, "TALLY_LEASE_SECONDS"),
+        webhook_body_days=_days(values, "TALLY_WEBHOOK_BODY_DAYS"),
         providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
         shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
@@ -271,6 +311,24 @@ def _budget(values: Mapping[str, str], name: str) -> int:
     text = values[name]
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _HIGHEST_BUDGET):
         raise Misconfigured(f"{name} is {text!r}: it must be a whole number from 1 to {_HIGHEST_BUDGET}")
+    return int(text)
+
+
+def _lease(values: Mapping[str, str], name: str) -> float:
+    seconds = _seconds(values, name)
+    if seconds < _SHORTEST_LEASE:
+        raise Misconfigured(f"{name} is {values[name]!r}: below {_SHORTEST_LEASE:g} s a busy worker could not renew it")
+    return seconds
+
+
+def _days(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and _FEWEST_BODY_DAYS <= int(text) <= _MOST_BODY_DAYS):
+        raise Misconfigured(
+            f"{name} is {text!r}: it must be a whole number of days from {_FEWEST_BODY_DAYS} to {_MOST_BODY_DAYS:,}"
+        )
     return int(text)
 
 

@@ -147,7 +147,7 @@ def test_up_serves_and_verify_and_explain_tell_of_it(dsn: str, service: tuple[st
 
     verified = tally("verify", dsn=dsn)
     assert verified.returncode == 0
-    assert verified.stdout.count("holds ") == len(verified.stdout.splitlines()) == 11
+    assert verified.stdout.count("holds ") == len(verified.stdout.splitlines()) == 12
 
     by_key = tally("explain", "first-topup", dsn=dsn)
     assert by_key.returncode == 0

@@ -239,8 +239,5 @@ async def test_there_is_one_worker_for_each_provider_that_pays(dsn: str, simulat
         Path("/nonexistent"),
     )
     async with app.running(settings, simulator_url=simulator.url) as service:
-        assert [one.name for one in crew(service)] == [
-            "settlement (simulator)",
-            "settlement (stripe)",
-            "sweeper (reservations)",
-        ]
+        paying = [one.name for one in crew(service) if one.name.startswith("settlement")]
+        assert paying == ["settlement (simulator)", "settlement (stripe)"]

@@ -37,24 +37,24 @@ async def main(dsn: str) -> Paid:
     async with opened(dsn, {NAME: provider}) as ground:
         pending = (await statuses(ground)).get("pending", 0)
         gc.collect()
-        start = _megabytes("VmRSS")
+        start = megabytes("VmRSS")
         tenths: list[float] = []
         looking = asyncio.create_task(_look(provider, pending, tenths))
         began = time.perf_counter()
         ticked = await ground.settler.tick()
         seconds = time.perf_counter() - began
         looking.cancel()
-    return Paid(ticked.transferred, round(seconds, 1), start, _megabytes("VmHWM"), tenths)
+    return Paid(ticked.transferred, round(seconds, 1), start, megabytes("VmHWM"), tenths)
 
 
 async def _look(provider: Instant, pending: int, tenths: list[float]) -> None:
     while len(tenths) < _PARTS:
         if provider.transfers * _PARTS >= pending * (len(tenths) + 1):
-            tenths.append(_megabytes("VmRSS"))
+            tenths.append(megabytes("VmRSS"))
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _megabytes(name: str) -> float:
+def megabytes(name: str) -> float:
     """From the kernel's own account of this program. getrusage would count what its parent had before it began."""
     if not _STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

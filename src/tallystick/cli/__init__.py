@@ -11,6 +11,7 @@ import structlog
 
 from tallystick.cli.bench import bench
 from tallystick.cli.config import config
+from tallystick.cli.events import events
 from tallystick.cli.explain import explain
 from tallystick.cli.keys import keys
 from tallystick.cli.migrate import migrate
@@ -63,6 +64,7 @@ for command in (
     keys,
     verify,
     explain,
+    events,
     providers,
     simulator,
     probe,

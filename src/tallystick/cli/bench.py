@@ -21,6 +21,7 @@ from tallystick.bench.ledger import ledger
 from tallystick.bench.providers import providers
 from tallystick.bench.result import Result
 from tallystick.bench.settlement import settlement
+from tallystick.bench.webhooks import webhooks
 from tallystick.cli.running import run
 from tallystick.settings import Settings
 
@@ -35,6 +36,9 @@ class Size:
     # None: the bench's own number, or not measured.
     rows: int | None
     finished: int
+    # Of `webhooks`; 0: not measured.
+    open_seconds: float
+    spike: int
 
 
 _GROWN_ROWS = 200_000
@@ -60,6 +64,9 @@ BENCHES: dict[str, Bench] = {
     ),
     "gate": lambda on, size: gate(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
     "gate-http": lambda on, size: gate_over_http(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
+    "webhooks": lambda on, size: webhooks(
+        on, seconds=size.seconds, runs=size.runs, seed=size.seed, open_seconds=size.open_seconds, spike=size.spike
+    ),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -84,6 +91,20 @@ _COLLECT_EVERY = 50_000
     default=0,
     type=click.IntRange(min=0),
     help="With `settlement`: finished rows beside which the claim is timed, and its plan shown.",
+)
+@click.option(
+    "--open-seconds",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0, 600),
+    help="With `webhooks`: how long 10,000 a second are sent by schedule; 0: not at all.",
+)
+@click.option(
+    "--spike",
+    default=20_000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="With `webhooks`: so many as fast as they are taken, to see the receiver's memory; 0: none.",
 )
 @click.option("--json", "as_json", is_flag=True, help='{"bench","value","unit","baseline","ratio",...}')
 def bench(name: str, *, hot: bool, over_http: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them

@@ -6,8 +6,10 @@ of a provider are one process's. A child would have its own, and the two togethe
 
 import asyncio
 import gc
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +20,9 @@ from tallystick import settings as configuration
 from tallystick.cli.running import run
 from tallystick.cli.simulator import simulator_folder
 from tallystick.errors import NoSimulator
+from tallystick.providers.http import Http, Reply
 from tallystick.providers.simulator.process import NotStarted, RunningSimulator, start
+from tallystick.providers.steady import steady
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
@@ -29,20 +33,23 @@ from tallystick.workers.crew import crew, working
 _COLLECT_EVERY = 50_000
 # Between the end of a simulator and its next start.
 _RESTART_SECONDS = 1.0
+# It listens already, on this machine.
+_TELL_SECONDS = 10.0
 
 
 @click.command()
 def serve() -> None:
-    """Run the HTTP API alone, until Ctrl-C. Queued operations are answered before it ends.
+    """Run the HTTP API and the webhook receiver alone, until Ctrl-C. What is queued is answered before it ends.
 
-    Payouts are made by `tally work`, or by `tally settle` from cron.
+    Payouts are made by `tally work`, or by `tally settle` from cron; webhooks that were stored are processed by
+    `tally work`.
     """
     run(_serve(configuration.load(), bootstrap=False))
 
 
 @click.command()
 def up() -> None:
-    """Start everything: database, migrations, provider simulator, API and workers, until Ctrl-C.
+    """Start everything: database, migrations, provider simulator, API, webhooks and workers, until Ctrl-C.
 
     Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME; without another
     TALLY_PROVIDER a simulator stands in for one. Prints the addresses and an API key for development. On Ctrl-C the
@@ -110,12 +117,17 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
             owner = await tenants.ensure_tenant(service.database, "default")
             await tenants.add_key(service.database, owner, "admin", key)
 
+        # Held here: the loop itself keeps no task alive.
+        telling: list[asyncio.Future[None]] = []
+
         def listening(host: str, port: int) -> None:
             address = f"http://{host}:{port}"
             click.echo(f"API        {address}/v1", err=True)
             click.echo(f"Docs       {address}/docs", err=True)
             click.echo(f"Metrics    {address}/metrics", err=True)
+            click.echo(f"Webhooks   {address}/webhooks/{{{','.join(service.providers)}}}", err=True)
             if simulator_url is not None:
+                telling.append(asyncio.ensure_future(_send_webhooks_to(simulator_url, address)))
                 click.echo(
                     f"Simulator  {simulator_url}  (stands in for the provider; its page shows its books)", err=True
                 )
@@ -128,6 +140,19 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
         workers = crew(service) if bootstrap else []
         async with working(workers):
             await listen(build(service), settings.host, settings.port, on_listening=listening)
+
+
+async def _send_webhooks_to(simulator_url: str, address: str) -> None:
+    """Tell our simulator where we listen. Its books remember it, also when it is started again."""
+    endpoint = {"url": f"{address}/webhooks/simulator", "secrets": [app.SIMULATOR_WEBHOOK_SECRET]}
+    client = Http(simulator_url)
+    try:
+        request = client.request("PUT", "/_sim/endpoints/stripe", [], json.dumps(endpoint).encode())
+        reply = await client.send(request, sendable_until=steady() + _TELL_SECONDS, answer_seconds=_TELL_SECONDS)
+    finally:
+        await client.close()
+    if not isinstance(reply, Reply) or reply.status != HTTPStatus.OK:
+        click.echo("The simulator could not be told where to send webhooks: missed ones are fetched.", err=True)
 
 
 def _development_key(home: Path) -> str:

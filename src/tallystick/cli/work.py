@@ -20,13 +20,14 @@ _INTERRUPTED: Final = 130
 
 @click.command()
 def work() -> None:
-    """Run all workers, until Ctrl-C or SIGTERM: they pay settlements, and sweep unpaid reservations.
+    """Run all workers, until Ctrl-C or SIGTERM.
 
-    Settlements are recovered when stuck; the stock of reservations that nobody paid in time is for sale again.
+    Settlements are paid, and recovered when stuck; reservations that nobody paid in time are swept, and their stock is
+    for sale again; webhook events are processed, and missed ones fetched.
 
     Run as many of these as you like, on any host: no two of them share a row. The first Ctrl-C lets them finish what
     they hold (seconds; as long as the provider takes to answer), the second stops at once. Killed at any moment they
-    lose nothing: what was claimed is taken over after TALLY_SETTLEMENT_TIMEOUT_SECONDS.
+    lose nothing: what was claimed is taken over after TALLY_SETTLEMENT_TIMEOUT_SECONDS, or TALLY_LEASE_SECONDS.
 
     An outage of the database or of a provider does not end them.
 

@@ -168,6 +168,25 @@ class Database:
                 raise
 
     @asynccontextmanager
+    async def stating(self) -> AsyncIterator[Connection]:
+        """One statement as the owner, which is a transaction of its own: no round trips for BEGIN and COMMIT.
+
+        Raises Contended, and Lost: whether it was committed is then never known.
+        """
+        async with self.connection() as connection:
+            try:
+                async with asyncio.timeout(self._limits.transaction_seconds):
+                    yield connection
+            except GONE as error:
+                connection.terminate()
+                raise Lost(_plain(error), commit_sent=True) from error
+            except asyncpg.PostgresError as error:
+                if isinstance(error, CONTENDED):
+                    held = isinstance(error, asyncpg.LockNotAvailableError)
+                    raise Contended(str(error), held=held) from error
+                raise
+
+    @asynccontextmanager
     async def owning(self) -> AsyncIterator[Connection]:
         """A connection as the owner for single statements that no tenant asked for."""
         try:

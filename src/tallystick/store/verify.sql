@@ -122,14 +122,18 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'settlement_policy.changed_journaled', 'reply.append_only', 'orders.orders_reserved', 'orders.orders_changed',
             'orders.born_pending', 'orders.identity', 'orders.transition', 'orders.patience', 'orders.kept',
             'sku.identity', 'sku.counters', 'sku.counters_at_birth', 'sku.kept', 'sku.made_journaled',
-            'sku.changed_journaled']) AS wanted (name)
+            'sku.changed_journaled', 'webhook_guard.append_only',
+            'webhook_body.append_only', 'webhook_body.kept', 'webhook_body_default.append_only', 'webhook_body_default.kept',
+            'webhook_events.kept', 'webhook_events.begins', 'webhook_events.identity', 'webhook_events.transition',
+            'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
      + (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
          WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
-     + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key'])
+     + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
+            'webhook_guard_pkey'])
             AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
@@ -137,7 +141,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
      + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
                               AND k.conname = wanted.name AND k.convalidated)) AS broken,
-       54 AS checked;
+       67 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -297,3 +301,24 @@ SELECT (SELECT count(*) FROM tally.sku s FULL JOIN held h USING (tenant_id, sku)
      + (SELECT count(*) FROM (SELECT * FROM stepped EXCEPT ALL SELECT * FROM journaled) AS missing)
      + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM stepped) AS unexplained) AS broken,
        (SELECT count(*) FROM tally.orders) AS checked;
+
+-- name: webhooks
+-- Guard, event and body are one for one; a body may be missing only where its whole day was detached, and the reader's
+-- role, which tenants read as, sees none of it.
+WITH detached AS (
+    SELECT day FROM tally.webhook_body_detached
+)
+SELECT (SELECT count(*) FROM tally.webhook_guard g FULL JOIN tally.webhook_events e
+            ON e.number = g.number AND e.provider = g.provider AND e.event_id = g.dedup_key
+         WHERE g.number IS NULL OR e.number IS NULL)
+     + (SELECT count(*) FROM tally.webhook_events e
+          LEFT JOIN tally.webhook_body b ON b.received_at = e.received_at AND b.number = e.number
+         WHERE b.number IS NULL
+           AND NOT EXISTS (SELECT 1 FROM detached d WHERE d.day = (e.received_at AT TIME ZONE 'UTC')::date))
+     + (SELECT count(*) FROM tally.webhook_body b
+         WHERE NOT EXISTS (SELECT 1 FROM tally.webhook_events e
+                            WHERE e.number = b.number AND e.received_at = b.received_at))
+     + (SELECT count(*) FROM unnest(ARRAY['webhook_guard', 'webhook_events', 'webhook_body', 'webhook_body_default',
+                                          'webhook_cursor']) AS hidden (name)
+         WHERE has_table_privilege('tallystick_reader', 'tally.' || name, 'SELECT')) AS broken,
+       (SELECT count(*) FROM tally.webhook_events) AS checked;

@@ -3,6 +3,7 @@
 A request goes
 
     server ──> Router ──> Resource (method, key, problems, counts) ──> endpoint ──> engine, store
+       └─────> WebhookReceiver ──> provider.receive (signature) ──> event log
 """
 
 from starlette.routing import Route as PathRoute
@@ -26,22 +27,25 @@ from tallystick.web.routes import routes
 from tallystick.web.settlement import Settlements
 from tallystick.web.settlement_policy import SettlementPolicies
 from tallystick.web.settlement_routes import settlement_routes
+from tallystick.web.webhook import Front, WebhookReceiver
 
 
 def build(service: Service) -> ASGIApp:
     """The application for a running service."""
-    metrics = Metrics(service.engine, service.sender)
+    receiver = WebhookReceiver(service)
+    metrics = Metrics(service.engine, service.sender, receiver)
     table = route_table(service, metrics)
     doorkeeper = Doorkeeper(service.database)
     by_path: dict[str, dict[str, Route]] = {}
     for route in table:
         by_path.setdefault(route.path, {})[route.method] = route
     # A bare Router without Starlette's middleware: the resource does its work, and the hot path is shorter.
-    return Router(
+    api = Router(
         [PathRoute(path, Resource(path, methods, doorkeeper, metrics)) for path, methods in by_path.items()],
         redirect_slashes=False,
         default=nowhere,
     )
+    return Front(receiver, api)
 
 
 def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:

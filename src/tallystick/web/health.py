@@ -11,7 +11,7 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import order, settlement
+from tallystick.store import order, settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
@@ -51,6 +51,7 @@ class Vitals:
         self._asking: asyncio.Task[Check] | None = None
         self._figures = _of_settlements(service)
         self._orders = _of_orders(service)
+        self._events = _of_events(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -75,6 +76,8 @@ class Vitals:
         self._metrics.settlements(await self._figures.read())
         orders = await self._orders.read()
         self._metrics.orders(msgspec.structs.replace(orders, sold_out=self._service.orders.sold_out))
+        events = await self._events.read()
+        self._metrics.events(events.figures if events.is_current else None)
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -149,3 +152,17 @@ def _of_orders(service: Service) -> _Figures[OrderFigures]:
 
     grace = service.settings.reservation_grace_seconds
     return _Figures(msgspec.structs.replace(NO_ORDERS, grace_seconds=grace), ask, "order_figures_unread")
+
+
+class _Events(msgspec.Struct, frozen=True):
+    """What is known of webhook events. Old figures are not shown: an alert on a backlog must not be quiet by them."""
+
+    figures: webhook.Figures | None = None
+    is_current: bool = False
+
+
+def _of_events(service: Service) -> _Figures[_Events]:
+    async def ask(_last: _Events) -> _Events:
+        return _Events(await webhook.figures(service.database), is_current=True)
+
+    return _Figures(_Events(), ask, "event_figures_unread")

@@ -1,7 +1,8 @@
 """Metrics for Prometheus. Labels come from closed sets only: route templates, statuses and known codes."""
 
+from collections import Counter as Counted
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from tallystick.engine.engine import Engine
 from tallystick.flows.sending import Sender
+from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
 from tallystick.web.problem import PROBLEMS
 
@@ -36,12 +38,24 @@ class SettlementFigures(msgspec.Struct, frozen=True):
 NO_FIGURES: Final = SettlementFigures(None, {}, {}, {}, is_current=False)
 
 
+class WebhookCounts(Protocol):
+    """What a receiver counts, by the provider's name."""
+
+    stored: Counted[str]
+    repeated: Counted[str]
+    refused: Counted[tuple[str, str]]
+
+
 class Metrics:
     """What this process counts."""
 
-    def __init__(self, engine: Engine, sender: Sender) -> None:
+    def __init__(self, engine: Engine, sender: Sender, webhooks: "WebhookCounts | None" = None) -> None:
         """A registry of its own: two services in one process must not share counts."""
         self._registry = CollectorRegistry()
+        if webhooks is not None:
+            self._registry.register(_WebhookCounts(webhooks))
+        self._events = _EventCounts()
+        self._registry.register(self._events)
         self._registry.register(_EngineCounts(engine))
         self._registry.register(_ProviderCounts(sender))
         self._settlements = _SettlementCounts()
@@ -87,6 +101,10 @@ class Metrics:
         """What to show of orders from now on."""
         self._orders.figures = figures
 
+    def events(self, figures: EventFigures | None) -> None:
+        """What to show of webhook events from now on; None: the database cannot be asked."""
+        self._events.figures = figures
+
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""
         return generate_latest(self._registry)
@@ -124,6 +142,58 @@ class _ProviderCounts(Collector):
         for name, state in self._sender.breakers().items():
             breakers.add_metric([name], float(state != "closed"))
         yield breakers
+
+
+class _WebhookCounts(Collector):
+    """Read from the receiver when asked, so that the hot path does not count twice."""
+
+    def __init__(self, receiver: WebhookCounts) -> None:
+        self._receiver = receiver
+
+    def collect(self) -> Iterator[Metric]:
+        for name, told, counted in (
+            ("tally_webhook_stored", "Events stored by this receiver.", self._receiver.stored),
+            (
+                "tally_webhook_repeated",
+                "Events told again, acknowledged and not stored twice.",
+                self._receiver.repeated,
+            ),
+        ):
+            family = CounterMetricFamily(name, told, labels=["provider"])
+            for provider, count in sorted(counted.items()):
+                family.add_metric([provider], count)
+            yield family
+        refused = CounterMetricFamily(
+            "tally_webhook_refused", "Webhooks not acknowledged, by reason.", labels=["provider", "reason"]
+        )
+        for (provider, reason), count in sorted(self._receiver.refused.items()):
+            refused.add_metric([provider, reason], count)
+        yield refused
+
+
+class _EventCounts(Collector):
+    """Figures of the database, the same from every process: take their maximum, not their sum."""
+
+    def __init__(self) -> None:
+        self.figures: EventFigures | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self.figures
+        yield GaugeMetricFamily(
+            "tally_webhook_figures_current",
+            "0 while the database cannot be asked: the gauges of events are then left out.",
+            value=float(figures is not None),
+        )
+        if figures is None:
+            return
+        for name, told, value in (
+            ("oldest_unprocessed_seconds", "Age of the oldest event that is not finished.", figures.oldest_seconds),
+            ("unprocessed", "Events that wait, up to a bound of counting.", figures.unprocessed),
+            ("in_processing", "Events under a lease, up to a bound of counting.", figures.in_processing),
+            ("dead_letters", "Events that a person must look at, up to a bound of counting.", figures.dead_letters),
+            ("bodies_without_a_day", "Bodies in the default partition, up to a bound.", figures.bodies_without_a_day),
+        ):
+            yield GaugeMetricFamily(f"tally_webhook_{name}", told, value=value)
 
 
 # The name of a counter, of the count it shows, and its help. The paper's figures, in its order.

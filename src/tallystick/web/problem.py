@@ -56,10 +56,14 @@ PROBLEMS: Final = MappingProxyType(
         "evidence_missing": (400, "There is no evidence"),
         "evidence_invalid": (400, "The evidence cannot be stored"),
         "transfer_id_missing": (400, "There is no transfer id"),
+        "webhook_forged": (400, "The webhook is not believed"),
+        "webhook_stale": (400, "The webhook was not signed lately"),
+        "webhook_unreadable": (400, "The webhook cannot be read"),
         # Who asks, and for what.
         "unauthenticated": (401, "The API key is missing or unknown"),
         "forbidden": (403, "The API key may not do this"),
         "second_person_needed": (403, "Another person must decide"),
+        "webhook_provider_unknown": (404, "No such provider is configured"),
         "path_unknown": (404, "There is nothing at this address"),
         "account_unknown": (404, "There is no such account"),
         "transaction_unknown": (404, "There is no such transaction"),
@@ -69,6 +73,7 @@ PROBLEMS: Final = MappingProxyType(
         "order_unknown": (404, "There is no such order"),
         "method_not_allowed": (405, "This address has no such method"),
         "body_too_large": (413, "The body is too large"),
+        "webhook_too_large": (413, "The webhook is too large"),
         "batch_too_large": (413, "Too much in one batch"),
         "content_type_unsupported": (415, "The body is not declared as JSON"),
         # Understood, and refused as things stand.
@@ -104,6 +109,7 @@ PROBLEMS: Final = MappingProxyType(
         "busy": (503, "Busy"),
         "outcome_unknown": (503, "The outcome is not known"),
         "database_unreachable": (503, "The database is out of reach"),
+        "webhook_not_stored": (503, "The webhook could not be stored"),
     }
 )
 
@@ -180,6 +186,16 @@ def failed(error: Exception) -> Problem:
                 "Not known. Nothing moves twice under one key.",
                 "Report it. Repeating the same request with the same key is safe.",
             )
+
+
+def not_stored() -> Problem:
+    """A webhook that is not durable, so not acknowledged. Whether a COMMIT was lost does not matter: once is enough."""
+    return _problem(
+        "webhook_not_stored",
+        "It could not be stored now, so it is not acknowledged.",
+        "Where the provider says. Nothing was done about this webhook yet.",
+        "Send it again after the seconds in Retry-After; one that was stored after all is recognised.",
+    )
 
 
 def retry_after_seconds(error: Exception) -> int | None:

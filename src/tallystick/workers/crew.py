@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from tallystick import app
+from tallystick.flows.events import Backfill, BodyKeeper
 from tallystick.flows.settling import Settler
+from tallystick.workers.events import EventsWorker, backfill_worker, keeping_worker
 from tallystick.workers.settler import SettlementWorker
 from tallystick.workers.sweeper import SweeperWorker
 
@@ -28,7 +30,7 @@ def crew(service: app.Service) -> list[Worker]:
 
     They share its rate limits and breakers with whoever else sends in this process.
     """
-    return [*_settlers(service), SweeperWorker(service.orders)]
+    return [*_settlers(service), SweeperWorker(service.orders), *_listeners(service)]
 
 
 def _settlers(service: app.Service) -> Iterator[Worker]:
@@ -49,6 +51,16 @@ def _settlers(service: app.Service) -> Iterator[Worker]:
         # The others can hold no settlements: creating one is refused.
         if provider.facts.pushes_money
     )
+
+
+def _listeners(service: app.Service) -> Iterator[Worker]:
+    """Webhook events: one who processes them, one for each provider that can be asked for missed ones, a keeper."""
+    yield EventsWorker(service.events)
+    for name, provider in service.providers.items():
+        backfill = Backfill(service.database, name, provider)
+        if backfill.is_offered:
+            yield backfill_worker(backfill)
+    yield keeping_worker(BodyKeeper(service.database, detach_after_days=service.settings.webhook_body_days))
 
 
 @asynccontextmanager

@@ -1,0 +1,208 @@
+"""`tally bench webhooks`: signed events of a kilobyte over HTTP, 5 % of them repeated, each durable when acknowledged.
+
+    closed     as fast as the receiver takes them; beside the baseline, in turns
+    open       10,000 a second by schedule, whatever the receiver does; waiting counts from the planned moment
+    --spike N  so many as fast as they are taken: does the receiver's memory grow with them?
+    baseline   a framework's handler with one INSERT for each request, 16 connections, the same signature check
+
+The load runs in a process of its own, and so does the receiver. After each run every acknowledged event must be in the
+table, once, and nothing else.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+import asyncpg
+import msgspec
+
+from tallystick import app, queries
+from tallystick.bench import ground
+from tallystick.bench.result import Result, median, ratio
+from tallystick.bench.webhooks_baseline import CONNECTIONS, FRAMEWORK
+from tallystick.bench.webhooks_load import Driven, Order
+from tallystick.bench.webhooks_service import Used
+from tallystick.errors import require
+from tallystick.settings import Settings
+
+_SQL: Final = queries.load(__package__, "webhooks.sql")
+_CLOSED_CONNECTIONS: Final = 512
+# More than are ever in flight at 10,000 a second within 50 ms.
+_OPEN_CONNECTIONS: Final = 512
+_RATE: Final = 10_000.0
+# More than a receiver takes on two cores: a run must not end for want of requests.
+_PREPARED_PER_SECOND: Final = 30_000
+_BASELINE_PREPARED_PER_SECOND: Final = 6_000
+_SPIKE_SECONDS: Final = 3_600.0
+
+Side = Literal["ours", "baseline"]
+Details = dict[str, float | int | str | list[float]]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One run: what the load saw, and what the receiver took."""
+
+    driven: Driven
+    used: Used
+
+    @property
+    def per_second(self) -> float:
+        return self.driven.answered / self.driven.seconds
+
+
+async def webhooks(
+    settings: Settings, *, seconds: float, runs: int, seed: int, open_seconds: float, spike: int
+) -> Result:
+    """Medians of several closed runs of both, in turns; then one by schedule, and one spike. 0: not measured."""
+    ours: list[Measured] = []
+    theirs: list[Measured] = []
+    details: Details = {}
+    async with ground.server(settings) as dsn:
+        for run in range(runs):
+            for side, found, rate in (
+                ("ours", ours, _PREPARED_PER_SECOND),
+                ("baseline", theirs, _BASELINE_PREPARED_PER_SECOND),
+            ):
+                count = int(seconds * rate)
+                found.append(await _measured(dsn, side, seed=seed + run, count=count, seconds=seconds))  # type: ignore[arg-type]
+        if open_seconds:
+            details |= _by_schedule(
+                await _measured(
+                    dsn, "ours", seed=seed, count=int(open_seconds * _RATE), seconds=open_seconds, rate=_RATE
+                )
+            )
+        if spike:
+            details |= _spiked(
+                await _measured(dsn, "ours", seed=seed, count=spike, seconds=_SPIKE_SECONDS, signed_before=False)
+            )
+    value, base = median([one.per_second for one in ours]), median([one.per_second for one in theirs])
+    return Result(
+        bench="webhooks",
+        value=round(value),
+        unit="webhooks/s, closed loop",
+        baseline=round(base),
+        ratio=ratio(value, base),
+        baseline_is=f"{FRAMEWORK}, one INSERT per request, {CONNECTIONS} connections",
+        details={
+            "runs": [round(one.per_second) for one in ours],
+            "baseline_runs": [round(one.per_second) for one in theirs],
+            "p50_ms": median([one.driven.p50_ms for one in ours]),
+            "p99_ms": median([one.driven.p99_ms for one in ours]),
+            "baseline_p99_ms": median([one.driven.p99_ms for one in theirs]),
+            "receiver_cpu_us_per_webhook": round(
+                median([1e6 * one.used.cpu_seconds / max(one.driven.answered, 1) for one in ours]), 1
+            ),
+            **details,
+        },
+    )
+
+
+def _by_schedule(measured: Measured) -> Details:
+    driven = measured.driven
+    return {
+        "open_per_second": round(measured.per_second),
+        "open_p50_ms": driven.p50_ms,
+        "open_p99_ms": driven.p99_ms,
+        "open_p999_ms": driven.p999_ms,
+        "open_longest_ms": driven.longest_ms,
+        "open_generator_behind_ms": driven.behind_ms,
+        "open_answers": " ".join(f"{status}:{count}" for status, count in driven.statuses.items()),
+    }
+
+
+def _spiked(measured: Measured) -> Details:
+    return {
+        "spike_webhooks": measured.driven.answered,
+        "spike_per_second": round(measured.per_second),
+        "spike_receiver_peak_mb": measured.used.peak_mb,
+        "spike_p99_ms": measured.driven.p99_ms,
+    }
+
+
+async def _measured(
+    server_dsn: str,
+    side: Side,
+    *,
+    seed: int,
+    count: int,
+    seconds: float,
+    rate: float = 0.0,
+    signed_before: bool = True,
+) -> Measured:
+    async with ground.database(server_dsn) as dsn:
+        async with _receiver(dsn, side) as (port, ended):
+            order = Order(
+                port=port,
+                path="/webhooks/simulator",
+                secret=app.SIMULATOR_WEBHOOK_SECRET,
+                seed=seed,
+                run=f"{seed:x}",
+                count=count,
+                seconds=seconds,
+                connections=_OPEN_CONNECTIONS if rate else _CLOSED_CONNECTIONS,
+                rate=rate,
+                signed_before=signed_before,
+            )
+            driven = await _driven(order)
+            used = await ended()
+        statuses = set(driven.statuses)
+        require(statuses == {"200"} and not driven.unanswered, f"not every webhook was acknowledged: {driven}")
+        require(rate or not signed_before or driven.answered < count, "the prepared requests were used up")
+        stored = await _stored(dsn, "count" if side == "ours" else "baseline_count")
+        require(stored == driven.distinct, f"{driven.distinct} events were acknowledged, and {stored} are there")
+        if side == "ours":
+            await ground.checked(dsn)
+    return Measured(driven, used)
+
+
+async def _driven(order: Order) -> Driven:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tallystick.bench.webhooks_load", msgspec.json.encode(order).decode()),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        answer, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    require(process.returncode == 0, f"the load ended with {process.returncode}")
+    return msgspec.json.decode(answer, type=Driven)
+
+
+@asynccontextmanager
+async def _receiver(dsn: str, side: Side) -> AsyncIterator[tuple[int, "_Ended"]]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tallystick.bench.webhooks_service", dsn, side),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    require(process.stdout is not None, "the receiver's output is a pipe")
+    try:
+        yield int(await process.stdout.readline()), _Ended(process)  # type: ignore[union-attr]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+class _Ended:
+    """Ends the receiver, and asks what it took."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def __call__(self) -> Used:
+        self._process.terminate()
+        said, _ = await self._process.communicate()
+        return msgspec.json.decode(said, type=Used)
+
+
+async def _stored(dsn: str, statement: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        found: int = await connection.fetchval(_SQL[statement])
+    finally:
+        await connection.close()
+    return found

@@ -1,0 +1,59 @@
+"""The receiver of `tally bench webhooks` in a process of its own: ours, or the baseline.
+
+python -m tallystick.bench.webhooks_service DSN {ours,baseline}     prints the port, serves until SIGTERM
+
+At its end it prints one line of JSON: peak of memory in use, in MB, and seconds of processor time since it listened.
+"""
+
+import asyncio
+import gc
+import resource
+import sys
+
+import msgspec
+import uvloop
+
+from tallystick import app
+from tallystick.bench.settlement_memory import megabytes
+from tallystick.bench.webhooks_baseline import baseline
+from tallystick.settings import Settings
+from tallystick.web.api import build
+from tallystick.web.server import serve
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What the receiver took."""
+
+    peak_mb: float
+    cpu_seconds: float
+
+
+async def main(dsn: str, side: str) -> None:
+    """As `tally serve` does it."""
+    gc.set_threshold(50_000)
+
+    before = 0.0
+
+    def listening(_host: str, port: int) -> None:
+        nonlocal before
+        before = _cpu_seconds()
+        print(port, flush=True)  # noqa: T201 - read by the bench
+
+    if side == "ours":
+        async with app.running(Settings(database_url=dsn), migrating=False) as service:
+            await serve(build(service), "127.0.0.1", 0, on_listening=listening)
+    else:
+        async with baseline(dsn) as simple:
+            await serve(simple, "127.0.0.1", 0, on_listening=listening)
+    told = Used(megabytes("VmHWM"), round(_cpu_seconds() - before, 2))
+    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,35 @@
+"""The port: what a log of webhooks promises, whatever it is kept in."""
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from tallystick.core.provider import Event
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """What one webhook told: one event, or several that are acknowledged together.
+
+    `provider` is the name it is configured under, which need not be the dialect it speaks.
+    """
+
+    provider: str
+    events: tuple[Event, ...]
+
+
+class EventLog(Protocol):
+    """Append-only. What it has taken survives the process, the database and the machine."""
+
+    def append(self, delivery: Delivery) -> "asyncio.Future[int]":
+        """Store every event of it, all or nothing; done only when they are durable. How many were not told before.
+
+        A log that cannot tell yet counts all of them; whoever reads it into the database finds out by the same guard.
+
+        Raises Busy at once when too much waits already, and Unreachable, OutcomeUnknown or InFlight when it cannot be
+        stored now. Then it must not be acknowledged: the provider tells it again, and once is enough.
+        """
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries that are not durable yet."""

@@ -1,0 +1,281 @@
+"""The webhook receiver: `POST /webhooks/{provider}`. Verified on raw bytes, durable, and only then acknowledged.
+
+    200 durable, or durable before     400 forged, stale, unreadable     404 no such provider is configured
+    413 more than a megabyte           503 it cannot be stored now: the provider sends it again
+
+A bare ASGI application in front of the API: no key, no routing table, nothing between the server and the log. What it
+holds is bounded in bytes from the first one read, so a spike costs callers a 503 and never the memory.
+"""
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from math import ceil
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp
+
+from tallystick.app import Service
+from tallystick.core.outcome import Rejected
+from tallystick.core.provider import Event, Forged
+from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
+from tallystick.eventlog.port import Delivery
+from tallystick.settings import LIMITS, Limits
+from tallystick.web.call import Header, Receive, Reply, Scope, Send, problem_reply
+from tallystick.web.problem import failed, not_stored, refused
+
+log = structlog.get_logger("tallystick.web")
+
+PREFIX: Final = "/webhooks/"
+_CODES: Final = {
+    "timestamp_stale": "webhook_stale",
+    "timestamp_future": "webhook_stale",
+    "unreadable": "webhook_unreadable",
+}
+_REMEDIES: Final = {
+    "webhook_forged": "Check that the endpoint's secret at the provider is among those configured here.",
+    "webhook_stale": "Send it anew, signed now; if it was, compare the clocks.",
+    "webhook_unreadable": "It is not stored. Report it: the provider has changed what it sends.",
+}
+# What is left of a body that nobody reads would be taken for the next request.
+_CLOSE: Final[Header] = (b"connection", b"close")
+_STORED_START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+_STORED_BODY: Final = {"type": "http.response.body", "body": b""}
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a delivery is not acknowledged: for the count, and for the sender."""
+
+    reason: str
+    reply: Reply
+
+
+class Verifier(Protocol):
+    """As much of a provider as the receiver needs."""
+
+    def receive(self, headers: Sequence[tuple[str, str]], body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
+        """See the providers' port."""
+
+
+class Arrival:
+    """One delivery on its way: whose it is, and the room it takes up of the bytes that may be held at once."""
+
+    __slots__ = ("bytes", "headers", "is_storing", "name", "provider", "told")
+
+    def __init__(self, name: str, provider: Verifier, headers: list[Header]) -> None:
+        """Nothing of it is read yet."""
+        self.name = name
+        self.provider = provider
+        self.headers = headers
+        self.bytes = 0
+        self.told = 0
+        self.is_storing = False
+
+
+def _wall_clock() -> datetime:
+    """Only to tell a signature of today from one that somebody kept: what is stored has the database's time."""
+    return datetime.now(UTC)
+
+
+class WebhookReceiver:
+    """An ASGI application, and its parts for a protocol that is in a hurry.
+
+    `refused` counts by provider and reason, `stored` and `repeated` by provider.
+    """
+
+    def __init__(self, service: Service, *, limits: Limits = LIMITS, now: Callable[[], datetime] = _wall_clock) -> None:
+        """`now` is what signatures are held against."""
+        self._providers = service.providers
+        # Ordinary names as they stand in a request line.
+        self._names = {name.encode(): name for name in service.providers}
+        self._log = service.log
+        self._limits = limits
+        self._now = now
+        self._bytes = 0
+        self.stored: Counter[str] = Counter()
+        self.repeated: Counter[str] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one delivery."""
+        name = scope["path"][len(PREFIX) :]
+        provider = self._providers.get(name)
+        if provider is None:
+            # Anybody may ask for any name: only those we know become labels.
+            reply: Reply | None = self._counted("", _UNKNOWN)
+        elif scope["method"] != "POST":
+            reply = self._counted(name, _NOT_POSTED)
+        else:
+            reply = await self._take(Arrival(name, provider, scope["headers"]), receive)
+        if reply is not None:
+            await reply.send(send)
+            return
+        await send(_STORED_START)
+        await send(_STORED_BODY)
+
+    async def _take(self, arrival: Arrival, receive: Receive) -> Reply | None:
+        """Read, verify and store it; None when it is durable."""
+        try:
+            body = await self._body(arrival, receive)
+            storing = body if isinstance(body, Refusal) else self.begin(arrival, body)
+            if not isinstance(storing, Refusal):
+                # What it raises is looked at in `end`.
+                with suppress(Exception):
+                    await storing
+        except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
+            log.error("webhook_failed", provider=arrival.name, trace=traceback.format_exc())
+            storing = failure(error)
+        except BaseException:
+            # Cancelled, and what was to be stored with it.
+            arrival.is_storing = False
+            self.abandon(arrival)
+            raise
+        return self.end(arrival, storing)
+
+    def expect(self, name: bytes, headers: list[Header]) -> Arrival | None:
+        """Room for an ordinary delivery, whose length is declared. None: it takes the ordinary way, and is told why."""
+        known = self._names.get(name)
+        if known is None:
+            return None
+        arrival = Arrival(known, self._providers[known], headers)
+        for header, value in headers:
+            if header == b"content-length":
+                return arrival if self._reserved(int(value), arrival) is None else None
+        return None
+
+    def begin(self, arrival: Arrival, body: bytes) -> "asyncio.Future[int] | Refusal":
+        """Verify the whole body and have it stored. The future is for `end`, which must be called either way."""
+        texts = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in arrival.headers]
+        events = arrival.provider.receive(texts, body, now=self._now())
+        if isinstance(events, Forged):
+            code = _CODES.get(events.code, "webhook_forged")
+            return _refusal(events.code, code, events.message, _REMEDIES[code])
+        arrival.told = len(events)
+        try:
+            storing = self._log.append(Delivery(arrival.name, events))
+        except Busy as busy:
+            return _later("busy", busy.retry_after_seconds)
+        arrival.is_storing = True
+        return storing
+
+    def end(self, arrival: Arrival, storing: "asyncio.Future[int] | Refusal") -> Reply | None:
+        """Count it and give its room back. The reply to send; None: it is durable, and acknowledged."""
+        arrival.is_storing = False
+        self.abandon(arrival)
+        if isinstance(storing, Refusal):
+            return self._counted(arrival.name, storing)
+        if storing.cancelled():
+            return self._counted(arrival.name, _later("busy", self._limits.retry_after_seconds))
+        error = storing.exception()
+        if error is None:
+            fresh = storing.result()
+            self.stored[arrival.name] += fresh
+            if fresh != arrival.told:
+                self.repeated[arrival.name] += arrival.told - fresh
+            return None
+        if isinstance(error, Busy):
+            return self._counted(arrival.name, _later("busy", error.retry_after_seconds))
+        if isinstance(error, Unreachable | OutcomeUnknown | InFlight):
+            return self._counted(arrival.name, _later("database_unreachable", self._limits.retry_after_seconds))
+        log.error("webhook_failed", provider=arrival.name, trace="".join(traceback.format_exception(error)))
+        return self._counted(arrival.name, failure(error))
+
+    def abandon(self, arrival: Arrival) -> None:
+        """Give its room back, unless it is being stored: then `end` does."""
+        if not arrival.is_storing:
+            self._bytes -= arrival.bytes
+            arrival.bytes = 0
+
+    def _counted(self, name: str, refusal: Refusal) -> Reply:
+        self.refused[name, refusal.reason] += 1
+        return refusal.reply
+
+    async def _body(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
+        """The whole body. Refused before a byte of it is read where its length is declared."""
+        for header, value in arrival.headers:
+            if header == b"content-length":
+                refusal = self._reserved(int(value), arrival)
+                if refusal is not None:
+                    return refusal
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return _BROKEN_OFF
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            # One that came in chunks did not say beforehand how long it is.
+            refusal = self._reserved(size, arrival)
+            if refusal is not None:
+                return refusal
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _reserved(self, size: int, arrival: Arrival) -> Refusal | None:
+        """Have room for so many bytes in all, or say why not."""
+        wanted = size - arrival.bytes
+        if wanted <= 0:
+            return None
+        if size > self._limits.webhook_body_bytes:
+            return _TOO_LARGE
+        if self._bytes + wanted > self._limits.webhook_bytes:
+            return _later("busy", self._limits.retry_after_seconds, _CLOSE)
+        self._bytes += wanted
+        arrival.bytes = size
+        return None
+
+
+class Front:
+    """Webhooks to the receiver, everything else to the API."""
+
+    def __init__(self, receiver: WebhookReceiver, api: ASGIApp) -> None:
+        """`receiver` is also there for a protocol that knows it (`webhook_protocol`)."""
+        self.receiver = receiver
+        self.api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the path alone."""
+        answering: ASGIApp = self.receiver if scope["path"].startswith(PREFIX) else self.api
+        await answering(scope, receive, send)
+
+
+def failure(error: BaseException) -> Refusal:
+    """What should not have happened did."""
+    return Refusal("internal_error", problem_reply(failed(error if isinstance(error, Exception) else RuntimeError())))
+
+
+def _refusal(reason: str, code: str, detail: str, remedy: str, *headers: Header) -> Refusal:
+    return Refusal(reason, problem_reply(refused(Rejected(code, detail, remedy)), *headers))
+
+
+def _later(reason: str, after_seconds: float, *headers: Header) -> Refusal:
+    return Refusal(reason, problem_reply(not_stored(), (b"retry-after", b"%d" % ceil(after_seconds)), *headers))
+
+
+_UNKNOWN: Final = _refusal(
+    "provider_unknown",
+    "webhook_provider_unknown",
+    "No provider of that name is configured here.",
+    "Use the name it is configured under: stripe, adyen, square, wise or simulator.",
+    _CLOSE,
+)
+_NOT_POSTED: Final = _refusal(
+    "method", "method_not_allowed", "This address answers to POST.", "See /docs.", (b"allow", b"POST"), _CLOSE
+)
+_TOO_LARGE: Final = _refusal(
+    "too_large",
+    "webhook_too_large",
+    f"The body is larger than {LIMITS.webhook_body_bytes:,} bytes.",
+    "No provider sends such a webhook; it was not stored.",
+    _CLOSE,
+)
+_BROKEN_OFF: Final = _refusal(
+    "broken_off", "body_incomplete", "The connection closed within the body.", "Send it again."
+)

@@ -1,0 +1,121 @@
+"""Bugs in taking and processing webhooks: see `bugs`."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from tallystick.core.webhook import Failed, Postponed, end
+from tallystick.flows import events
+from tallystick.store import webhook
+from tests.planted.bug import Bug
+
+RECEIVER: Final = "tests/web/test_webhook.py::"
+KILLED: Final = "tests/faults/test_webhook_kill.py::"
+EVENTS: Final = "tests/flows/test_events.py::"
+# A commit as slow as a busy disk's: what is acknowledged meanwhile is not there when the process dies.
+_SLOW_SECONDS: Final = 0.3
+
+
+def _reworded(name: str, *changes: tuple[str, str]) -> None:
+    """A statement with these parts replaced. A part that is not there would plant nothing."""
+    for old, new in changes:
+        if old not in webhook._SQL[name]:
+            raise ValueError(f"{name} has no {old!r} any more")
+        webhook._SQL[name] = webhook._SQL[name].replace(old, new)
+
+
+def acknowledged_before_commit() -> None:
+    """The provider hears 200 while the transaction is still to come."""
+    original = webhook.AppendWork.commit
+    running: set[asyncio.Task[None]] = set()
+
+    async def commit(self: Any, items: Any, *, patient: bool) -> Any:
+        async def later() -> None:
+            await asyncio.sleep(_SLOW_SECONDS)
+            await original(self, items, patient=patient)
+
+        task = asyncio.create_task(later())
+        running.add(task)
+        task.add_done_callback(running.discard)
+        return [len(item.events) for item in items]
+
+    cast("Any", webhook.AppendWork).commit = commit
+
+
+def no_lease_fence() -> None:
+    """Whoever was given an event may finish it, and hold it, for ever."""
+    for name in ("finish", "renew"):
+        _reworded(name, (" AND e.claim_number = mine.claim", ""))
+
+
+def dedup_by_event_id_only() -> None:
+    """Two providers' events of one id are taken for one."""
+    _reworded("append", ("SELECT provider, event_id, number FROM given", "SELECT 'any', event_id, number FROM given"))
+
+
+def no_guard() -> None:
+    """What is told again is stored again, under a key of its own."""
+    own_key = "SELECT provider, event_id || number, number FROM given"
+    _reworded("append", ("SELECT provider, event_id, number FROM given", own_key))
+
+
+def outages_are_tries() -> None:
+    """A provider that is down for long makes dead letters."""
+
+    def counted(outcome: Any, **more: Any) -> Any:
+        return end(Failed(outcome.reason) if isinstance(outcome, Postponed) else outcome, **more)
+
+    cast("Any", events).end = counted
+
+
+def dead_workers_keep_their_events() -> None:
+    """No watchdog: a lease that ran out is looked at by nobody."""
+    _reworded("claim", ("processing_until <= statement_timestamp()", "processing_until <= 'epoch'"))
+
+
+def claims_wait_for_each_other() -> None:
+    """Without SKIP LOCKED."""
+    _reworded("claim", (" SKIP LOCKED", ""))
+
+
+def lease_not_renewed() -> None:
+    """A handler that works longer than its lease loses the event to another."""
+
+    async def renew(_self: Any, _claimed: Any) -> None:
+        await asyncio.Event().wait()
+
+    cast("Any", events.Events)._renew = renew
+
+
+def cursor_not_kept() -> None:
+    """Every run reads the provider's list from where it begins."""
+    _reworded("move_cursor", ("c.version = $3", "false"))
+
+
+WEBHOOK_BUGS: Mapping[str, Bug] = {
+    "acknowledged_before_commit": Bug(
+        acknowledged_before_commit, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
+    ),
+    "no_lease_fence": Bug(
+        no_lease_fence,
+        (
+            EVENTS + "test_a_worker_that_lost_its_lease_changes_nothing",
+            EVENTS + "test_a_worker_that_lost_its_lease_cannot_renew_it",
+        ),
+    ),
+    "dedup_by_event_id_only": Bug(dedup_by_event_id_only, (RECEIVER + "test_two_providers_may_use_the_same_event_id",)),
+    "no_guard": Bug(no_guard, (RECEIVER + "test_an_event_told_again_is_acknowledged_and_stored_once",)),
+    "outages_are_tries": Bug(
+        outages_are_tries,
+        tuple(f"{EVENTS}test_an_outage_is_no_try_however_long_it_lasts[{way}]" for way in ("raised", "returned")),
+    ),
+    "dead_workers_keep_their_events": Bug(
+        dead_workers_keep_their_events,
+        (EVENTS + "test_an_event_whose_worker_died_is_taken_over_when_its_lease_is_over",),
+    ),
+    "event_claims_wait_for_each_other": Bug(
+        claims_wait_for_each_other, (EVENTS + "test_two_workers_at_once_share_no_event_and_neither_waits",)
+    ),
+    "lease_not_renewed": Bug(lease_not_renewed, (EVENTS + "test_a_lease_is_renewed_while_its_handler_works",)),
+    "cursor_not_kept": Bug(cursor_not_kept, (EVENTS + "test_a_backfill_goes_on_where_the_last_one_ended",)),
+}
