@@ -20,6 +20,7 @@ from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.flows.order import Orders
+from tallystick.flows.payment import Payments
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
@@ -102,6 +103,7 @@ class Service:
     settler: Settler
     reviews: Reviews
     orders: Orders
+    payments: Payments
     notes: tuple[str, ...]
 
     async def tenant(self, name: str) -> Tenant | None:
@@ -269,9 +271,9 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers, of settlements and of orders; a tick's chunks and its
-        # recorder; the sweeper, and what is done to single orders.
-        connections = 5 * limits.lanes + limits.settlement_lanes + 1 + 1 + limits.order_steps + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments and of theirs; a
+        # tick's chunks and its recorder; the sweeper and the collector, and what is done to single orders.
+        connections = 7 * limits.lanes + 1 + limits.settlement_lanes + 1 + 1 + limits.order_steps + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -280,12 +282,25 @@ async def running(
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
                 orders_of(settings, database, limits=limits) as orders,
+                Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                yield Service(settings, database, engine, known, sender, settlements, settler, reviews, orders, notes)
+                yield Service(
+                    settings,
+                    database,
+                    engine,
+                    known,
+                    sender,
+                    settlements,
+                    settler,
+                    reviews,
+                    orders,
+                    payments,
+                    notes,
+                )
         finally:
             await database.close()
 

@@ -20,9 +20,10 @@ _INTERRUPTED: Final = 130
 
 @click.command()
 def work() -> None:
-    """Run all workers, until Ctrl-C or SIGTERM: they pay settlements, and sweep unpaid reservations.
+    """Run all workers, until Ctrl-C or SIGTERM: they pay settlements, sweep unpaid reservations, finish charges.
 
-    Settlements are recovered when stuck; the stock of reservations that nobody paid in time is for sale again.
+    Settlements are recovered when stuck; the stock of reservations that nobody paid in time is for sale again; charges
+    that a process left behind are looked up at the provider and recorded.
 
     Run as many of these as you like, on any host: no two of them share a row. The first Ctrl-C lets them finish what
     they hold (seconds; as long as the provider takes to answer), the second stops at once. Killed at any moment they

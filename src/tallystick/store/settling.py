@@ -142,8 +142,16 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
     """What was sent so far, by the settlement's number."""
     if not claimed:
         return {}
-    columns = [row.tenant.number for row in claimed], [row.key for row in claimed]
-    found = {
+    found = await sent(connection, provider, [(row.tenant.number, row.key) for row in claimed])
+    return {row.number: found.get((row.tenant.number, row.key), NOTHING_SENT) for row in claimed}
+
+
+async def sent(
+    connection: Connection, provider: str, names: Sequence[tuple[int, bytes]]
+) -> dict[tuple[int, bytes], History]:
+    """What was sent so far under keys of tenants; those that nothing was sent under are left out."""
+    columns = [tenant for tenant, _ in names], [key for _, key in names]
+    return {
         (row["tenant_id"], row["key"]): History(
             first_sent_at=row["first_sent_at"],
             not_after=row["not_after"],
@@ -157,7 +165,6 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
         )
         for row in await connection.fetch(_SQL["histories"], *columns, provider)
     }
-    return {row.number: found.get((row.tenant.number, row.key), NOTHING_SENT) for row in claimed}
 
 
 async def begin_again(

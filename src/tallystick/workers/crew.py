@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tallystick import app
 from tallystick.flows.settling import Settler
+from tallystick.workers.collector import CollectorWorker
 from tallystick.workers.settler import SettlementWorker
 from tallystick.workers.sweeper import SweeperWorker
 
@@ -28,7 +29,7 @@ def crew(service: app.Service) -> list[Worker]:
 
     They share its rate limits and breakers with whoever else sends in this process.
     """
-    return [*_settlers(service), SweeperWorker(service.orders)]
+    return [*_settlers(service), SweeperWorker(service.orders), CollectorWorker(service.payments)]
 
 
 def _settlers(service: app.Service) -> Iterator[Worker]:
