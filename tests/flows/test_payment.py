@@ -1,18 +1,23 @@
 """An order is charged once, however often and from wherever it is paid; what is unknown is never charged anew."""
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from tallystick.core.payment import Paying, PaymentPending
+from tallystick.settings import LIMITS
+from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken, fetchval
 from tests.orders import A_MOMENT, expired
 from tests.orders import execute as run
 from tests.payments import CHARGING, STRIPE, Checkout, age, charged, checkout
-from tests.providers.worlds import Control, World
+from tests.providers.worlds import API_KEY, Control, World
+from tests.settlements import empty
 
 DECLINED = {
     "stripe": "pm_card_chargeDeclined",
@@ -21,9 +26,17 @@ DECLINED = {
 }
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def payment_dsn(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest.fixture
+async def dsn(payment_dsn: str) -> str:
+    """One database for all of these tests, emptied before each."""
+    await migrate(payment_dsn)
+    await empty(payment_dsn)
+    return payment_dsn
 
 
 @pytest.fixture
@@ -37,6 +50,21 @@ async def any_shop(request: pytest.FixtureRequest, dsn: str, control: Control) -
     """The same at every provider that takes charges."""
     async with checkout(dsn, control, request.param) as opened:
         yield opened
+
+
+# Where nobody answers.
+NOWHERE = replace(STRIPE, make=lambda _url, hook, key: STRIPE.make("http://127.0.0.1:9", hook, key))
+
+
+def cancel(control: Control, payment_intent_id: str | None) -> None:
+    """As somebody with the provider's dashboard does it."""
+    request = urllib.request.Request(
+        f"{control.url}/stripe/v1/payment_intents/{payment_intent_id}/cancel",
+        b"",
+        {"authorization": f"Bearer {API_KEY}"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert reply.status == 200
 
 
 def secret(answer: Paying) -> str | None:
@@ -178,11 +206,13 @@ async def test_busy_is_pending_and_sent_again_under_the_same_key(dsn: str, contr
         order = await shop.order()
         first = await shop.pending(order)
         assert first.payment.status == "PENDING"
-        await age(dsn)
-        await asyncio.sleep(1.1)  # the provider asked for a second, and its gate keeps to it
-        paid = await shop.paying(order)
+        assert (await shop.pending(order)).payment == first.payment
+        assert await shop.answers() == ["busy"]
+    await age(dsn)
+    async with checkout(dsn, control) as another:
+        paid = await another.paying(order)
         assert paid.payment.attempts == 1
-        assert await shop.answers() == ["busy", "done"]
+        assert await another.answers() == ["busy", "done"]
     assert len(charged(control)) == 1
 
 
@@ -214,7 +244,7 @@ async def test_a_payment_that_the_provider_cancelled_is_followed_by_a_new_attemp
 ) -> None:
     order = await shop.order()
     first = await shop.paying(order, payment_method=None)
-    control.call("POST", "act", {"dialect": "stripe", "action": "cancel", "id": first.payment.payment_intent_id})
+    cancel(control, first.payment.payment_intent_id)
     second = await shop.paying(order, payment_method=None)
     assert second.payment.attempts == 2
     assert await shop.statuses(order) == ["FAILED", "COMPLETED"]
@@ -232,15 +262,15 @@ async def test_another_orders_token_is_refused_and_nothing_is_sent(shop: Checkou
 async def test_an_order_that_cannot_be_paid_is_refused_and_nothing_is_sent(
     shop: Checkout, dsn: str, control: Control
 ) -> None:
-    cancelled = await shop.order("k1")
-    await shop.orders.cancel(shop.tenant, cancelled.id)
-    assert await shop.refused(cancelled) == "order_cancelled"
     async with checkout(dsn, control, ttl=A_MOMENT) as hasty:
         late = await hasty.order("k2")
-        await run(dsn, "SELECT pg_sleep(0.01)")
+        await expired(dsn)
         assert await hasty.refused(late) == "order_expired"
         await hasty.orders.sweep()
         assert await hasty.refused(late) == "order_expired"
+    cancelled = await shop.order("k1")
+    await shop.orders.cancel(shop.tenant, cancelled.id)
+    assert await shop.refused(cancelled) == "order_cancelled"
     unknown = msgspec.structs.replace(late, id="or_" + "0" * 32)
     assert await shop.refused(unknown) == "order_unknown"
     assert await shop.refused(msgspec.structs.replace(late, id="nonsense")) == "order_unknown"
@@ -263,8 +293,7 @@ async def test_an_amount_that_the_provider_cannot_write_is_refused_before_anythi
 
 
 async def test_a_provider_that_is_down_leaves_a_pending_answer(dsn: str, control: Control) -> None:
-    away = msgspec.structs.replace  # noqa: F841 - kept short: the address below is what matters
-    async with checkout(dsn, control, _nowhere()) as shop:
+    async with checkout(dsn, control, NOWHERE) as shop:
         order = await shop.order()
         answer = await shop.pending(order)
         assert answer.payment.status == "PENDING"
@@ -283,15 +312,11 @@ async def test_a_repeat_while_the_provider_is_down_is_pending_with_its_payment(d
     async with checkout(dsn, control) as shop:
         order = await shop.order()
         first = await shop.paying(order)
-    async with checkout(dsn, control, _nowhere()) as shop:
+    async with checkout(dsn, control, NOWHERE) as shop:
         assert (await shop.pending(order)).payment == first.payment
 
 
 async def test_nobody_waits_longer_than_he_should_and_the_flight_goes_on(dsn: str, control: Control) -> None:
-    from dataclasses import replace  # noqa: PLC0415
-
-    from tallystick.settings import LIMITS  # noqa: PLC0415
-
     control.plan("stripe.charge:slow_after(1)")
     async with checkout(dsn, control, limits=replace(LIMITS, payment_wait_seconds=0.2), answer_seconds=10) as shop:
         order = await shop.order()
@@ -314,13 +339,3 @@ async def test_a_caller_who_hangs_up_takes_nothing_with_him(dsn: str, control: C
         one.cancel()
         assert isinstance(await two, Paying)
         assert await shop.statuses(order) == ["COMPLETED"]
-
-
-def _nowhere() -> World:
-    """Stripe at an address where nobody answers."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(STRIPE, make=lambda _url, hook, key: STRIPE.make("http://127.0.0.1:9", hook, key))
-
-
-__all__ = ["expired"]
