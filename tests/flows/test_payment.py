@@ -1,16 +1,22 @@
 """An order is charged once, however often and from wherever it is paid; what is unknown is never charged anew."""
 
 import asyncio
+import subprocess
+import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from tallystick.core.payment import Paying, PaymentPending
+from tallystick.core.provider import Answer, Charge, Sending
+from tallystick.engine.port import Lost
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
+from tallystick.store.payment import Click, ClickWork, RecordWork, Result
 from tests import servers
 from tests.ledgers import broken, fetchval
 from tests.orders import A_MOMENT, expired
@@ -133,6 +139,44 @@ async def test_two_processes_that_click_at_once_make_one_charge(dsn: str, contro
             assert any(isinstance(answer, Paying) for answer in answers)
             assert (await one.paying(order)).payment == (await two.paying(order)).payment
     assert len(charged(control)) == 10
+    assert await broken(dsn) == {}
+
+
+@pytest.mark.parametrize(
+    "fault", ["", "execute_then_drop", "drop_before", "execute_then_reset", "hang", "rate_limited"]
+)
+async def test_fifty_clicks_over_two_processes_are_one_charge_with_or_without_a_partition(
+    dsn: str, control: Control, fault: str
+) -> None:
+    async with checkout(dsn, control) as shop:
+        order = await shop.order()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.flows.payer", dsn, control.url, order.id, order.reservation_token, "25"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        if fault:
+            control.plan(f"stripe.charge:{fault}")
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        said = [await asyncio.to_thread(process.communicate) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0]
+        answers = [line for out, _ in said for line in out.splitlines()]
+        assert len(answers) == 50
+        (answer,) = set(answers)
+        (made,) = charged(control)
+        assert answer.startswith(f"{made['id']} {made['id']}_secret_")
+        assert answer.endswith(" 1")
+        assert await shop.statuses(order) == ["COMPLETED"]
     assert await broken(dsn) == {}
 
 
@@ -290,6 +334,71 @@ async def test_an_amount_that_the_provider_cannot_write_is_refused_before_anythi
     order = await shop.order(amount_micros=25_000_001)
     assert await shop.refused(order) == "payment_not_possible"
     assert await shop.log(order) == []
+
+
+async def test_nothing_is_sent_before_log_and_intent_are_committed(shop: Checkout, dsn: str) -> None:
+    """What another connection sees at the moment of the call is what a crash would leave."""
+    order = await shop.order()
+    charge, seen = shop.provider.charge, []
+
+    async def watching(asked: Charge, leave: Sending) -> Answer:
+        seen.append(
+            await fetchval(
+                dsn,
+                "SELECT l.status || ' ' || i.attempts FROM tally.payment_idempotency_log l JOIN tally.intent i"
+                " ON i.tenant_id = l.tenant_id AND i.key = l.idempotency_key WHERE l.idempotency_key = $1",
+                asked.key,
+            )
+        )
+        return await charge(asked, leave)
+
+    shop.provider.charge = watching  # type: ignore[method-assign]
+    await shop.paying(order)
+    assert seen == ["PENDING 1"]
+
+
+async def test_a_commit_whose_answer_is_lost_is_found_again_and_sent_once(shop: Checkout, control: Control) -> None:
+    """Group commit runs the batch again: it must know its own attempt, or nobody would send it."""
+    order = await shop.order()
+    commit, runs = ClickWork.commit, []
+
+    async def lost(self: ClickWork, items: Sequence[Click], *, patient: bool) -> Any:
+        answers = await commit(self, items, patient=patient)
+        runs.append(len(items))
+        if len(runs) == 1:
+            raise Lost("the wire was cut around COMMIT", commit_sent=True)
+        return answers
+
+    ClickWork.commit = lost  # type: ignore[method-assign]
+    try:
+        paid = await shop.paying(order)
+    finally:
+        ClickWork.commit = commit  # type: ignore[method-assign]
+    assert runs == [1, 1]
+    (made,) = charged(control)
+    assert made["id"] == paid.payment.payment_intent_id
+    assert await shop.answers() == ["done"]
+    assert await broken(shop.dsn) == {}
+
+
+async def test_an_answer_that_cannot_be_stored_is_told_and_found_later(
+    shop: Checkout, dsn: str, control: Control
+) -> None:
+    order = await shop.order()
+    commit = RecordWork.commit
+
+    async def refuse(self: RecordWork, items: Sequence[Result], *, patient: bool) -> Any:
+        raise RuntimeError("the disk is full")
+
+    RecordWork.commit = refuse  # type: ignore[method-assign]
+    try:
+        paid = await shop.paying(order)
+    finally:
+        RecordWork.commit = commit  # type: ignore[method-assign]
+    assert await shop.statuses(order) == ["PENDING"]
+    await age(dsn)
+    assert (await shop.paying(order)).payment == paid.payment
+    assert len(charged(control)) == 1
 
 
 async def test_a_provider_that_is_down_leaves_a_pending_answer(dsn: str, control: Control) -> None:

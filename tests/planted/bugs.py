@@ -23,6 +23,7 @@ from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
 from tests.planted.bug import Bug
 from tests.planted.order_bugs import ORDER_BUGS
+from tests.planted.payment_bugs import PAYMENT_BUGS
 from tests.planted.provider_bugs import PROVIDER_BUGS
 from tests.planted.settlement_bugs import SETTLEMENT_BUGS
 
@@ -134,4 +135,5 @@ BUGS: Mapping[str, Bug] = {
     **PROVIDER_BUGS,
     **SETTLEMENT_BUGS,
     **ORDER_BUGS,
+    **PAYMENT_BUGS,
 }
