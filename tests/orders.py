@@ -26,6 +26,7 @@ from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView, Reserved, SkuView
 from tallystick.store.tenant import ensure_tenant
 from tests.ledgers import fetchval
+from tests.settlements import empty
 
 TTL = timedelta(seconds=600)
 GRACE = timedelta(seconds=30)
@@ -105,6 +106,13 @@ async def store(
         await opened.close()
 
 
+async def emptied(dsn: str) -> str:
+    """The same database, as if nothing had ever happened in it: a new one for each test would take a second."""
+    await migrate(dsn)
+    await empty(dsn)
+    return dsn
+
+
 async def expired(dsn: str) -> None:
     """Returns when every reservation is past its deadline by the database's clock: for those that hold a moment."""
     while not await fetchval(dsn, "SELECT coalesce(max(expires_at) < clock_timestamp(), true) FROM tally.orders"):
@@ -155,7 +163,7 @@ async def in_flight(shop: Store, *keys: str, asked: Any = LAMP) -> AsyncIterator
 async def sweeping(shop: Store) -> AsyncIterator[int]:
     """A sweep in a transaction that commits when the block ends."""
     async with shop.database.writing() as connection:
-        rows = await connection.fetch(orders_store._SQL["overdue"], NONE, 100)
+        rows = await connection.fetch(orders_store._SQL["overdue"], NONE, 100, None, [])
         names = [row["tenant_id"] for row in rows], [row["id"] for row in rows]
         done = await connection.fetch(orders_store._SQL["finish"], *names, "CANCELLED_BY_SWEEPER")
         yield len(done)

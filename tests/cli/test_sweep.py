@@ -27,10 +27,14 @@ async def test_a_sweep_prints_what_it_gave_back(dsn: str) -> None:
         assert (early.returncode, json.loads(early.stdout)["cancelled"]) == (0, 0)
         some = tally("sweep", "--limit", "2", dsn=dsn, **NO_GRACE)
         assert some.returncode == 0, some.stderr
-        assert [line.split()[:2] for line in some.stdout.splitlines()] == [["cancelled", "2"], ["released", "4"]]
+        assert [line.split()[:2] for line in some.stdout.splitlines()] == [
+            ["cancelled", "2"],
+            ["released", "4"],
+            ["refused", "0"],
+        ]
         assert "run it again" in some.stderr
         rest = tally("sweep", "--json", dsn=dsn, **NO_GRACE)
-        assert json.loads(rest.stdout) == {"cancelled": 1, "released": 2, "is_complete": True}
+        assert json.loads(rest.stdout) == {"cancelled": 1, "released": 2, "refused": 0, "is_complete": True}
         assert rest.stderr == ""
         assert await shop.figures() == (0, 0, 10)
     verified = tally("verify", dsn=dsn)

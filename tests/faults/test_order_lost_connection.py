@@ -3,18 +3,24 @@
 import asyncio
 
 import pytest
+import pytest_asyncio
 
 from tallystick.errors import OutcomeUnknown, TallystickError, Unreachable
 from tallystick.settings import Limits
 from tests import servers
 from tests.faults.wire import Cut, wire
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, NONE, code, encoded, expired, orders_of, store, wish
+from tests.orders import A_MOMENT, NONE, code, emptied, encoded, expired, orders_of, store, wish
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 @pytest.mark.parametrize("size", [1, 40], ids=["statement", "copy"])

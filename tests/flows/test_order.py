@@ -3,9 +3,11 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 import pytest_asyncio
@@ -14,20 +16,42 @@ from tallystick.core.operation import Refund, Release, Transfer
 from tallystick.core.order import Swept
 from tallystick.core.outcome import Committed, Rejected
 from tallystick.errors import Busy, InFlight
+from tallystick.flows.order import Orders
 from tallystick.settings import LIMITS
+from tallystick.store import caller
 from tallystick.store import order as orders_store
+from tallystick.store.database import Connection, Database
 from tallystick.store.order import OrderView, Reserved
 from tests import servers
 from tests.ledgers import broken, fetchval, ledger
-from tests.orders import LONG, TTL, Store, code, encoded, execute, in_flight, orders_of, store, waits, wish
+from tests.orders import (
+    GRACE,
+    LONG,
+    TTL,
+    Store,
+    code,
+    emptied,
+    encoded,
+    execute,
+    in_flight,
+    orders_of,
+    store,
+    waits,
+    wish,
+)
 
 # Locks of others are stepped around sooner than a test would notice.
 SHORT = replace(LIMITS, lock_wait_seconds=0.05)
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 @pytest_asyncio.fixture
@@ -96,11 +120,13 @@ async def test_sold_out_leaves_the_key_unused(shop: Store) -> None:
 
 async def test_a_batch_that_finds_nothing_left_writes_nothing(shop: Store) -> None:
     await shop.made("all", wish(quantity=10))
-    before = await fetchval(shop.dsn, "SELECT pg_current_xact_id()::text::bigint")
+    row = "SELECT (ctid, xmin, xmax)::text FROM tally.sku"
+    before = await fetchval(shop.dsn, row)
     answers = await asyncio.gather(*(shop.reserve(f"k{number}") for number in range(300)))
     assert {code(answer) for answer in answers} == {"sold_out"}
-    # Asking for a number takes one; a transaction that wrote, or locked a row, would have taken another.
-    assert await fetchval(shop.dsn, "SELECT pg_current_xact_id()::text::bigint") == before + 1
+    # Neither written nor as much as locked: a lock would stand in xmax.
+    assert await fetchval(shop.dsn, row) == before
+    assert await orders_of(shop.dsn) == await fetchval(shop.dsn, "SELECT count(*) FROM tally.operation") == 1
     assert shop.orders.sold_out == 300
 
 
@@ -147,6 +173,40 @@ async def test_first_come_first_served_within_a_process(dsn: str) -> None:
         answers = await asyncio.gather(*(shop.reserve(f"k{number}") for number in range(500)))
         assert [code(answer) for answer in answers] == ["Reserved"] * 137 + ["sold_out"] * 363
     assert await broken(dsn) == {}
+
+
+class Slow(Database):
+    """Once armed, whoever comes first is held up until another has overtaken him; or, for a while, nobody has."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.held_up: bool | None = None
+        self._overtaken = asyncio.Event()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Connection]:
+        is_first, self.held_up = self.held_up is False, None if self.held_up is None else True
+        if is_first:
+            await asyncio.wait([asyncio.create_task(self._overtaken.wait())], timeout=0.5)
+        async with super().writing() as connection:
+            yield connection
+        self._overtaken.set()
+
+
+async def test_a_batch_that_is_held_up_is_not_overtaken(dsn: str) -> None:
+    """First come, first served, though the first comers' connection is the slower one."""
+    limits = replace(LIMITS, batch=5, lanes=2)
+    async with store(dsn) as shop:
+        await shop.put(5)
+    slow = Slow(dsn, 10, limits)
+    try:
+        async with Orders(slow, ttl=TTL, grace=GRACE, limits=limits) as orders:
+            slow.held_up = False
+            answers = await asyncio.gather(*(orders.reserve(shop.tenant, wish(), f"k{number}") for number in range(15)))
+        assert slow.held_up
+        assert [code(answer) for answer in answers] == ["Reserved"] * 5 + ["sold_out"] * 10
+    finally:
+        await slow.close()
 
 
 async def test_a_large_quantity_that_does_not_fit_does_not_stop_a_small_one_that_does(shop: Store) -> None:
@@ -406,4 +466,30 @@ async def test_a_full_queue_says_so_and_holds_nothing(dsn: str) -> None:
         assert {type(task.exception()) for task in refused} == {Busy}
         assert sum(isinstance(answer, Reserved) for answer in answers) == 30 - len(refused)
         assert await orders_of(dsn) == 30 - len(refused)
+    assert await broken(dsn) == {}
+
+
+async def test_a_key_that_a_callers_own_transaction_holds_stops_nobody_else(dsn: str) -> None:
+    """He may roll back: until he ends, nobody can say whose the key is."""
+    async with store(dsn, limits=replace(SHORT, wait_seconds=1.0)) as shop, ledger(dsn) as one:
+        await shop.put(100)
+        await one.account("a", 100)
+        await one.account("b")
+        move = one.engine.claim(one.tenant, Transfer(debit="a", credit="b", amount_micros=1, currency="USD"), "k")
+        assert not isinstance(move, Rejected)
+        connection = await asyncpg.connect(dsn)
+        try:
+            transaction = connection.transaction()
+            await transaction.start()
+            assert isinstance(await caller.submit(connection, move), Committed)
+            waiting = asyncio.create_task(shop.reserve("k"))
+            for round_ in range(3):
+                others = [shop.reserve(f"o{round_}-{number}") for number in range(10)]
+                assert {code(answer) for answer in await asyncio.gather(*others)} == {"Reserved"}
+            with pytest.raises(InFlight):
+                await waiting
+            await transaction.rollback()
+        finally:
+            await connection.close()
+        await shop.made("k")
     assert await broken(dsn) == {}

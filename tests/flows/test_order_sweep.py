@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from tallystick.core.order import Swept
 from tallystick.core.outcome import Rejected
@@ -13,12 +14,18 @@ from tallystick.store import order as orders_store
 from tallystick.store.order import OrderView
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, GRACE, LONG, NONE, Store, code, expired, store, sweeping, waits, wish
+from tests.orders import A_MOMENT, GRACE, LONG, NONE, Store, code, emptied, expired, store, sweeping, waits, wish
+from tests.settlements import superuser
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 async def test_the_sweeper_cancels_what_is_overdue_and_nothing_else(dsn: str) -> None:
@@ -199,4 +206,40 @@ async def test_everything_at_once_adds_up(dsn: str) -> None:  # noqa: C901 - fiv
         await asyncio.gather(*(buyer(number) for number in range(200)), sweeper(one), sweeper(two), restocker())
         for name, moved in ended.items():
             assert await one.status(name) == ("PAID" if moved else "CANCELLED_BY_SWEEPER")
+    assert await broken(dsn) == {}
+
+
+async def test_a_damaged_sku_holds_up_no_other(dsn: str) -> None:
+    """Its counters say that it promised nothing: nothing can be given back to it, and a person must look."""
+    async with store(dsn, ttl=A_MOMENT, grace=NONE, limits=replace(LIMITS, sweep_chunk=4)) as shop:
+        for sku in ("lamp", "chair"):
+            await shop.put(100, sku)
+        for number in range(10):
+            await shop.made(f"k{number}", wish("chair" if number % 5 == 2 else "lamp"))
+        await expired(dsn)
+        connection = await asyncpg.connect(superuser(dsn))
+        try:
+            await connection.execute("SET session_replication_role = replica")
+            await connection.execute("UPDATE tally.sku SET reserved = 0 WHERE sku = 'chair'")
+        finally:
+            await connection.close()
+        assert await shop.orders.sweep() == Swept(cancelled=8, released=8, refused=2)
+        assert await shop.figures() == (0, 0, 100)
+    assert await broken(dsn) == {"orders": 1}
+
+
+async def test_a_sweep_ends_though_more_becomes_overdue_while_it_runs(dsn: str) -> None:
+    """What it takes was overdue when it began; else a busy shop's sweep would never come back."""
+    async with store(dsn, ttl=A_MOMENT, grace=NONE) as shop:
+        await shop.put(10)
+        for number in range(3):
+            await shop.made(f"k{number}")
+        await expired(dsn)
+        sweep = orders_store.Sweep(shop.database, grace=NONE)
+        assert (await sweep.chunk(2)).cancelled == 2
+        for number in range(3):
+            await shop.made(f"late{number}")
+        await expired(dsn)
+        assert await sweep.chunk(2) == Swept(cancelled=1, released=1)
+        assert await shop.orders.sweep() == Swept(cancelled=3, released=3)
     assert await broken(dsn) == {}

@@ -15,7 +15,7 @@ from tallystick.core.order import claim_of, recorded
 from tallystick.store import order as orders_store
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, NONE, Store, expired, store, wish
+from tests.orders import A_MOMENT, NONE, Store, emptied, expired, store, wish
 from tests.settlements import superuser
 
 VERIFY = queries.load("tallystick.store", "verify.sql")["orders"]
@@ -25,10 +25,15 @@ INSERT = (
 )
 
 
-@pytest_asyncio.fixture(params=["embedded18", "postgres15"])
-async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+@pytest.fixture(scope="module", params=["embedded18", "postgres15"])
+def fresh(request: pytest.FixtureRequest) -> str:
     server: servers.Server = request.getfixturevalue(request.param)
-    async with store(server.fresh_database()) as opened:
+    return server.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def shop(fresh: str) -> AsyncIterator[Store]:
+    async with store(await emptied(fresh)) as opened:
         await opened.put(10)
         yield opened
 
@@ -254,20 +259,18 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_verify_sees_what_a_hand_without_triggers_has_done(embedded18: servers.Server, damage: str) -> None:
-    async with store(embedded18.fresh_database()) as shop:
-        await shop.put(10)
-        await shop.put(10, "chair")
-        await shop.made("k")
-        await shop.orders.cancel(shop.tenant, (await shop.made("l")).id)
-        connection = await asyncpg.connect(superuser(shop.dsn))
-        try:
-            assert (await connection.fetch(VERIFY))[0]["broken"] == 0
-            await connection.execute("SET session_replication_role = replica")
-            assert not (await connection.execute(damage)).endswith(" 0"), "the damage did none"
-            assert (await connection.fetch(VERIFY))[0]["broken"] > 0
-        finally:
-            await connection.close()
+async def test_verify_sees_what_a_hand_without_triggers_has_done(shop: Store, damage: str) -> None:
+    await shop.put(10, "chair")
+    await shop.made("k")
+    await shop.orders.cancel(shop.tenant, (await shop.made("l")).id)
+    connection = await asyncpg.connect(superuser(shop.dsn))
+    try:
+        assert (await connection.fetch(VERIFY))[0]["broken"] == 0
+        await connection.execute("SET session_replication_role = replica")
+        assert not (await connection.execute(damage)).endswith(" 0"), "the damage did none"
+        assert (await connection.fetch(VERIFY))[0]["broken"] > 0
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +299,7 @@ async def test_the_sweeper_looks_at_no_more_rows_however_many_are_finished(embed
         await shop.put(100)
         overdue = orders_store._SQL["overdue"]
         async with shop.database.connection() as connection:
-            await connection.fetch(overdue, timedelta(), 10)
+            await connection.fetch(overdue, timedelta(), 10, None, [])
             for number in range(20):
                 await shop.made(f"k{number}")
             await expired(shop.dsn)
@@ -310,7 +313,9 @@ async def test_the_sweeper_looks_at_no_more_rows_however_many_are_finished(embed
 
 
 async def looked_at(connection: asyncpg.Connection) -> dict[str, Any]:
-    statement = orders_store._SQL["overdue"].replace("$1::interval", "interval '0'").replace("$2", "10")
+    statement = orders_store._SQL["overdue"]
+    for parameter, value in (("$1::interval", "interval '0'"), ("$2", "10"), ("$3", "NULL"), ("$4", "'{}'")):
+        statement = statement.replace(parameter, value)
     text = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
     plan = json.loads(text)[0]["Plan"]
     node = plan

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from structlog.testing import capture_logs
 
 from tallystick import app
@@ -18,16 +19,21 @@ from tallystick.workers.sweeper import SweeperWorker
 from tests import servers
 from tests.faults.wire import wire
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, NONE, Store, expired, store, wish
+from tests.orders import A_MOMENT, NONE, Store, emptied, expired, store, wish
 
 # A pause that no test could sit out: who passes, did not pause.
 NEVER = replace(LIMITS, sweep_pause_seconds=600.0, sweep_chunk=2)
 EAGER = replace(LIMITS, sweep_pause_seconds=0.02)
 
 
-@pytest.fixture
-def dsn(embedded18: servers.Server) -> str:
+@pytest.fixture(scope="module")
+def fresh(embedded18: servers.Server) -> str:
     return embedded18.fresh_database()
+
+
+@pytest_asyncio.fixture
+async def dsn(fresh: str) -> str:
+    return await emptied(fresh)
 
 
 @asynccontextmanager

@@ -11,9 +11,11 @@ from tallystick.cli.running import run
 from tallystick.core.order import Swept
 from tallystick.settings import Settings
 
+_BAD_NEWS = 1
 _MEANINGS = {
     "cancelled": "reservations that nobody paid in time",
     "released": "pieces that are for sale again",
+    "refused": "reservations that the database would not let go: run `tally verify`",
 }
 
 
@@ -26,7 +28,8 @@ def sweep(*, limit: int | None, as_json: bool) -> None:
     One run, for every tenant: for cron. The time is the database's; TALLY_RESERVATION_GRACE_SECONDS is the grace. Safe
     to run twice at once, beside payments, and to kill at any moment: each is given back once. Prints counts.
 
-    Exit status: 0 done; 2 wrong usage or settings; 3 the database is out of reach.
+    Exit status: 0 done; 1 the counters of a SKU are damaged, and its reservations stay; 2 wrong usage or settings; 3
+    the database is out of reach.
     """
     swept = run(_sweep(configuration.load(), limit))
     if as_json:
@@ -36,6 +39,8 @@ def sweep(*, limit: int | None, as_json: bool) -> None:
             click.echo(f"{name:<12} {getattr(swept, name):>9,}  {meaning}")
     if not swept.is_complete:
         click.echo("The limit was reached before the end: run it again.", err=True)
+    if swept.refused:
+        raise SystemExit(_BAD_NEWS)
 
 
 async def _sweep(settings: Settings, limit: int | None) -> Swept:

@@ -84,10 +84,14 @@ class Stock(msgspec.Struct, frozen=True, gc=False):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep did: orders cancelled, pieces given back. Not `is_complete`: it ended at its bound."""
+    """What a sweep did: orders cancelled, pieces given back. Not `is_complete`: it ended at its bound.
+
+    `refused` are those that the database would not let go: their SKU's counters were damaged; see `tally verify`.
+    """
 
     cancelled: int = 0
     released: int = 0
+    refused: int = 0
     is_complete: bool = True
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Self
 
+import msgspec
+
 from tallystick.core.idempotency import Claim, Tenant
 from tallystick.core.keys import idempotency_key_fault
 from tallystick.core.order import (
@@ -80,18 +82,19 @@ class Orders:
             return await store.cancel(self._database, tenant, order_id)
 
     async def sweep(self, *, most: int | None = None) -> Swept:
-        """Cancel what is overdue, in chunks, until nothing is or `most` were cancelled.
+        """Cancel what is overdue now, in chunks, until nothing is or `most` were cancelled.
 
         Safe beside other sweepers, cancellations and payments, and to kill at any moment.
         """
-        cancelled = released = 0
-        while most is None or cancelled < most:
-            chunk = self._limits.sweep_chunk if most is None else min(self._limits.sweep_chunk, most - cancelled)
-            swept = await store.sweep(self._database, grace=self._grace, most=chunk)
-            cancelled, released = cancelled + swept.cancelled, released + swept.released
+        sweep = store.Sweep(self._database, grace=self._grace)
+        done = Swept()
+        while most is None or done.cancelled < most:
+            chunk = self._limits.sweep_chunk if most is None else min(self._limits.sweep_chunk, most - done.cancelled)
+            swept = await sweep.chunk(chunk)
+            done = Swept(done.cancelled + swept.cancelled, done.released + swept.released, done.refused + swept.refused)
             if swept.is_complete:
-                return Swept(cancelled, released)
-        return Swept(cancelled, released, is_complete=False)
+                return done
+        return msgspec.structs.replace(done, is_complete=False)
 
     async def set_stock(self, tenant: Tenant, sku: str, stock: int) -> SkuView | Rejected:
         """Put so many up for sale, in all: what is reserved and sold counts towards it."""

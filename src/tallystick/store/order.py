@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
+import structlog
 
 from tallystick import queries
 from tallystick.core import order
@@ -40,6 +41,8 @@ from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
 
 _SQL = queries.load(__package__, "order.sql")
+log = structlog.get_logger("tallystick.store")
+
 # From here on two COPY streams are cheaper than one statement with array parameters.
 _COPY_FROM: Final = 16
 # How often a single step is tried again when it meets somebody else's.
@@ -279,22 +282,50 @@ async def cancel(database: Database, tenant: Tenant, name: str) -> OrderView | R
     return await _stepped(database, act)
 
 
-async def sweep(database: Database, *, grace: timedelta, most: int) -> Swept:
-    """Cancel up to `most` reservations that are overdue, in one transaction; those that others hold are passed over."""
+class Sweep:
+    """One sweep, chunk by chunk: of what is overdue by the database's clock when it begins."""
 
-    async def act(connection: Connection) -> Swept:
-        rows = await connection.fetch(_SQL["overdue"], grace, most)
+    def __init__(self, database: Database, *, grace: timedelta) -> None:
+        """Nothing happens yet."""
+        self._database = database
+        self._grace = grace
+        self._until: datetime | None = None
+        # They stay, and the next chunk passes them over.
+        self._refused: list[UUID] = []
+
+    async def chunk(self, most: int) -> Swept:
+        """Cancel up to `most`, in one transaction; those that others hold are passed over."""
+        return await _stepped(self._database, lambda connection: self._chunk(connection, most))
+
+    async def _chunk(self, connection: Connection, most: int) -> Swept:
+        grace = self._grace
+        rows = await connection.fetch(_SQL["overdue"], grace, most, self._until, self._refused)
         due = [row for row in rows if is_overdue(row["expires_at"], now=row["now"], grace=grace)]
         if not due:
             return Swept()
+        self._until = self._until or due[0]["now"]
         # In one order with everybody else who holds several orders.
         places = sorted((row["tenant_id"], row["id"]) for row in due)
-        done = await connection.fetch(
-            _SQL["finish"], [of for of, _ in places], [id_ for _, id_ in places], "CANCELLED_BY_SWEEPER"
-        )
-        return Swept(len(done), sum(row["quantity"] for row in done), is_complete=len(rows) < most)
+        done, refused = await _swept(connection, places)
+        self._refused += refused
+        released = sum(row["quantity"] for row in done)
+        return Swept(len(done), released, len(refused), is_complete=len(rows) < most)
 
-    return await _stepped(database, act)
+
+async def _swept(connection: Connection, places: Sequence[tuple[int, UUID]]) -> tuple[list[asyncpg.Record], list[UUID]]:
+    """All at once; if the database refuses that, one by one, so that a damaged SKU holds up no other."""
+    await connection.execute("SAVEPOINT sweep")
+    try:
+        of, ids = [of for of, _ in places], [id_ for _, id_ in places]
+        return await connection.fetch(_SQL["finish"], of, ids, "CANCELLED_BY_SWEEPER"), []
+    except asyncpg.CheckViolationError as error:
+        await connection.execute("ROLLBACK TO SAVEPOINT sweep")
+        if len(places) == 1:
+            log.error("reservation_not_released", order=order_name(places[0][1].bytes), reason=str(error))
+            return [], [places[0][1]]
+    middle = len(places) // 2
+    first, second = await _swept(connection, places[:middle]), await _swept(connection, places[middle:])
+    return first[0] + second[0], first[1] + second[1]
 
 
 async def set_stock(database: Database, tenant: Tenant, sku: str, stock: int) -> SkuView | Rejected:

@@ -50,9 +50,11 @@ SELECT * FROM tally.orders WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 -- name: overdue
 -- The oldest first, a bounded number, and none that another sweeper or a cancellation holds. By the statement's time,
 -- which is constant within it: the index is then entered at the deadline, and orders that are not due are not looked at.
+-- $3: what was due then; what becomes due while a sweep runs is for the next, so that it ends. $4: not these.
 SELECT tenant_id, id, expires_at, quantity, statement_timestamp() AS now
   FROM tally.orders
- WHERE status = 'PENDING' AND expires_at <= statement_timestamp() - $1::interval
+ WHERE status = 'PENDING' AND expires_at <= least(statement_timestamp(), $3::timestamptz) - $1::interval
+   AND id <> ALL ($4::uuid[])
  ORDER BY expires_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: finish

@@ -53,6 +53,6 @@ class SweeperWorker:
             else:
                 failures = 0
                 pause = self._limits.sweep_pause_seconds if swept.is_complete else 0.0
-                if swept.cancelled:
-                    log.info("swept", cancelled=swept.cancelled, released=swept.released)
+                if swept.cancelled or swept.refused:
+                    log.info("swept", cancelled=swept.cancelled, released=swept.released, refused=swept.refused)
             await rest(stopping, pause)
