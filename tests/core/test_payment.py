@@ -55,7 +55,11 @@ CHARGE = LoggedCharge(
     tries=0,
     due_at=NOW - timedelta(seconds=1),
 )
-SENT = {"first_sent_at": NOW - timedelta(minutes=4), "not_after": NOW - timedelta(minutes=3), "account": "test"}
+SENT: dict[str, Any] = {
+    "first_sent_at": NOW - timedelta(minutes=4),
+    "not_after": NOW - timedelta(minutes=3),
+    "account": "test",
+}
 UNKNOWN = History(**SENT, may_have_run=True)
 BUSY = History(**SENT)
 SILENT = History(**SENT, may_have_run=True, is_silent=True)

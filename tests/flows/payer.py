@@ -17,7 +17,7 @@ from tests.providers.worlds import Control
 MOST_ROUNDS = 20
 
 
-async def main(dsn: str, simulator: str, order: str, token: str, clicks: int) -> None:
+async def main(dsn: str, simulator: str, order: str, token: str, *, clicks: int) -> None:
     async with checkout(dsn, Control(simulator)) as shop:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -40,4 +40,4 @@ async def main(dsn: str, simulator: str, order: str, token: str, clicks: int) ->
 if __name__ == "__main__":
     if planted := os.environ.get("TALLY_TEST_PLANT"):
         BUGS[planted].plant()
-    asyncio.run(main(*sys.argv[1:5], int(sys.argv[5])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], clicks=int(sys.argv[5])))

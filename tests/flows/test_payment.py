@@ -352,7 +352,7 @@ async def test_nothing_is_sent_before_log_and_intent_are_committed(shop: Checkou
         )
         return await charge(asked, leave)
 
-    shop.provider.charge = watching  # type: ignore[method-assign]
+    shop.provider.charge = watching  # type: ignore[method-assign, assignment]
     await shop.paying(order)
     assert seen == ["PENDING 1"]
 

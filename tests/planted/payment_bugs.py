@@ -8,6 +8,8 @@ from typing import Any, Final, cast
 
 from tallystick.core import payment as deciders
 from tallystick.core import settlement
+from tallystick.core.order import token_name
+from tallystick.core.provider import Sending, Unknown
 from tallystick.flows import payment as flow
 from tallystick.flows import sending
 from tallystick.providers.steady import steady
@@ -56,7 +58,7 @@ def charged_before_the_intent_is_committed() -> None:
         decided = await original(connection, items, terms)
         for answer in decided:
             if isinstance(answer, store.Begun):
-                leave = sending.Sending(
+                leave = Sending(
                     first_sent_at=answer.attempt.first_sent_at,
                     not_after=answer.attempt.not_after,
                     sendable_until=steady() + 10,
@@ -82,7 +84,7 @@ def new_attempt_after_an_unknown_answer() -> None:
 
     def after_answer(history: Any, answer: Any, **more: Any) -> Any:
         entry = original(history, answer, **more)
-        return deciders.Failed(answer.code) if isinstance(answer, deciders.settlement.Unknown) else entry
+        return settlement.Failed(answer.code) if isinstance(answer, Unknown) else entry
 
     cast("Any", flow).after_answer = after_answer
 
@@ -133,7 +135,7 @@ def any_token_pays() -> None:
     original = deciders.pay_refusal
 
     def pay_refusal(order: Any, _token: str, *, now: datetime) -> Any:
-        return original(order, deciders.orders.token_name(order.reservation_token), now=now)
+        return original(order, token_name(order.reservation_token), now=now)
 
     cast("Any", store).pay_refusal = pay_refusal
 

@@ -62,7 +62,6 @@ from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
-from tallystick.store import order as orders
 from tallystick.store import payment as store
 from tallystick.store import settling
 from tallystick.store.database import Database
@@ -178,11 +177,7 @@ class Payments:
 
     async def order(self, tenant: Tenant, order_id: str) -> OrderView | Rejected:
         """An order as it stands, with its payment."""
-        found = await orders.read(self._database, tenant, order_id)
-        uuid = id_of(order_id)
-        if isinstance(found, Rejected) or uuid is None:
-            return found
-        return msgspec.structs.replace(found, payment=await store.view(self._database, tenant, uuid))
+        return await store.order(self._database, tenant, order_id)
 
     async def collect(self, *, most: int | None = None) -> Collected:
         """Finish charges that somebody began and nobody finished: what is known is recorded, the rest asked about.
@@ -341,9 +336,11 @@ class Payments:
             async with self._database.writing() as connection:
                 if not await settling.is_here(connection):
                     raise RestoredDatabase
+                # One that does not answer would only be asked in vain, and what is claimed waits.
+                answering = [name for name, one in self._providers.items() if one.breaker.away(steady()) <= 0]
                 claimed = await store.claim_due(
                     connection,
-                    providers=[*self._providers],
+                    providers=answering,
                     most=most,
                     stuck_after=self._patience.stuck_after,
                 )
@@ -443,11 +440,10 @@ class Payments:
 
     async def _pending(self, tenant: Tenant, order_id: str) -> PaymentPending:
         """For a caller who has waited long enough."""
-        uuid = id_of(order_id)
-        found = None if uuid is None else await store.view(self._database, tenant, uuid)
+        found = await store.order(self._database, tenant, order_id)
         return PaymentPending(
             order_id=order_id,
-            payment=found or _NOT_YET,
+            payment=_NOT_YET if isinstance(found, Rejected) else found.payment or _NOT_YET,
             retry_after_seconds=ceil(self._limits.retry_after_seconds),
         )
 

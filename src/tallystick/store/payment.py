@@ -16,7 +16,7 @@ from tallystick.core import order as order_core
 from tallystick.core import payment
 from tallystick.core.idempotency import Tenant
 from tallystick.core.intent import Withheld, decode_charge
-from tallystick.core.order import order_unknown
+from tallystick.core.order import order_id, order_unknown
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import (
     Again,
@@ -37,9 +37,11 @@ from tallystick.core.settlement import NOTHING_SENT, Failed, History, Patience, 
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.errors import InvariantBroken, RestoredDatabase
 from tallystick.store import intent as intents
+from tallystick.store import order as orders
 from tallystick.store import settling
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
+from tallystick.store.order import OrderView
 
 _SQL = queries.load(__package__, "payment.sql")
 # A gauge says "so many or more".
@@ -504,15 +506,15 @@ async def read(database: Database, tenant: Tenant, order_id: UUID) -> list[Charg
     ]
 
 
-async def view(database: Database, tenant: Tenant, order_id: UUID) -> PaymentView | None:
-    """How the paying of an order stands; None: nobody has begun."""
-    rows = await read(database, tenant, order_id)
-    if not rows:
-        return None
-    last = rows[-1]
-    return PaymentView(
-        status=last.status, payment_intent_id=last.payment_intent_id, attempts=last.attempt, reason=last.reason
-    )
+async def order(database: Database, tenant: Tenant, name: str) -> OrderView | Rejected:
+    """An order and how its paying stands, both as of one moment."""
+    id_ = order_id(name)
+    if id_ is not None:
+        async with database.reading(tenant.number) as connection:
+            row = await connection.fetchrow(_SQL["order_with_payment"], tenant.number, id_)
+        if row is not None:
+            return msgspec.structs.replace(orders.view(row), payment=_payment_view(row))
+    return order_unknown(name)
 
 
 async def order_of(database: Database, tenant: Tenant, payment_intent_id: str) -> UUID | None:
@@ -625,6 +627,17 @@ def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
         [item.entry.until if isinstance(item.entry, Hold) else None for item in items],
         [item.entry.tries if isinstance(item.entry, Hold) else item.charge.tries for item in items],
         [item.response for item in items],
+    )
+
+
+def _payment_view(row: asyncpg.Record) -> PaymentView | None:
+    if row["payment_status"] is None:
+        return None
+    return PaymentView(
+        status=row["payment_status"],
+        payment_intent_id=row["payment_intent_id"],
+        attempts=row["attempt"],
+        reason=row["reason"],
     )
 
 

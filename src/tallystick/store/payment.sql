@@ -95,6 +95,14 @@ SELECT l.tenant_id, l.order_id, l.idempotency_key, l.operation_type, l.attempt, 
  WHERE l.tenant_id = $1 AND l.order_id = $2 AND l.operation_type = 'CHARGE'
  ORDER BY l.attempt;
 
+-- name: order_with_payment
+SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
+  FROM tally.orders o
+  LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
+                      WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id AND l.tenant_id = o.tenant_id
+                      ORDER BY l.attempt DESC LIMIT 1) AS l ON true
+ WHERE o.tenant_id = $1 AND o.id = $2;
+
 -- name: order_of_payment
 SELECT l.order_id FROM tally.payment_idempotency_log l
  WHERE l.payment_intent_id = $2 AND l.tenant_id = $1
