@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from tallystick.engine.engine import Engine
 from tallystick.flows.sending import Sender
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
+from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
@@ -48,6 +49,8 @@ class Metrics:
         self._registry.register(self._settlements)
         self._orders = OrderCounts()
         self._registry.register(self._orders)
+        self._payments = PaymentCounts()
+        self._registry.register(self._payments)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -86,6 +89,10 @@ class Metrics:
     def orders(self, figures: OrderFigures) -> None:
         """What to show of orders from now on."""
         self._orders.figures = figures
+
+    def payments(self, figures: PaymentFigures) -> None:
+        """What to show of payments from now on."""
+        self._payments.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""
