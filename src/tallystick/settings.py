@@ -90,7 +90,9 @@ class Limits:
     order_steps: int = 4
     # How long a buyer is kept waiting for the provider before he is told that his payment is pending.
     payment_wait_seconds: float = 5.0
-    # A charge without an answer is asked about after this: longer than send_seconds, so that none can still be written.
+    # How long a charge is left to the one who sends it: a leave and the longest wait for an answer are over by then.
+    payment_lease_seconds: float = 35.0
+    # How long after an answer that decided nothing the provider's books are asked.
     payment_stuck_seconds: float = 15.0
     # Sends of one charge without a final answer before it is given up, or a person is called.
     payment_retry_budget: int = 8

@@ -14,6 +14,7 @@ import pytest
 from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.provider import Answer, Charge, Sending
 from tallystick.engine.port import Lost
+from tallystick.errors import Busy
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
 from tallystick.store.payment import Click, ClickWork, RecordWork, Result
@@ -435,6 +436,35 @@ async def test_nobody_waits_longer_than_he_should_and_the_flight_goes_on(dsn: st
     async with checkout(dsn, control) as shop:
         assert await shop.statuses(order) == ["COMPLETED"]
     assert len(charged(control)) == 1
+
+
+async def test_more_flights_than_can_be_held_are_told_to_come_back(dsn: str, control: Control) -> None:
+    control.plan("stripe.charge:slow_after(1)")
+    async with checkout(dsn, control, limits=replace(LIMITS, payment_flights=1), answer_seconds=10) as shop:
+        one, two = await shop.order("k1"), await shop.order("k2")
+        first = asyncio.create_task(shop.pay(one))
+        while not await shop.answers():
+            await asyncio.sleep(0.005)
+        with pytest.raises(Busy):
+            await shop.pay(two)
+        # A click on the order that is in flight needs no flight of its own.
+        assert isinstance(await shop.pay(one), Paying)
+        assert isinstance(await first, Paying)
+        assert isinstance(await shop.pay(two), Paying)
+
+
+async def test_a_charge_is_left_to_its_sender_until_no_answer_can_come(dsn: str, control: Control) -> None:
+    """Longer than a leave and the longest wait for an answer together: nobody asks beside one who still listens."""
+    async with checkout(dsn, control) as shop:
+        assert LIMITS.payment_lease_seconds >= LIMITS.send_seconds + shop.provider.facts.answer_seconds
+        control.plan("stripe.charge:slow_after(1)")
+        order = await shop.order()
+        flight = asyncio.create_task(shop.pay(order))
+        while not await shop.answers():
+            await asyncio.sleep(0.005)
+        (row,) = await shop.log(order)
+        assert (row.due_at - row.created_at).total_seconds() == LIMITS.payment_lease_seconds
+        await flight
 
 
 async def test_a_caller_who_hangs_up_takes_nothing_with_him(dsn: str, control: Control) -> None:

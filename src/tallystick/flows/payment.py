@@ -119,6 +119,7 @@ class Payments:
         self._terms = store.Terms(
             books={name: _books(adapter) for name, adapter in providers.items()},
             patience=self._patience,
+            lease=timedelta(seconds=limits.payment_lease_seconds),
             most_attempts=limits.payment_attempts,
             leave_seconds=limits.send_seconds,
         )
@@ -342,7 +343,7 @@ class Payments:
                     connection,
                     providers=answering,
                     most=most,
-                    stuck_after=self._patience.stuck_after,
+                    lease=self._terms.lease,
                 )
         except (Contended, Lost) as error:
             # Whether it was committed or not: what was claimed is due again later.

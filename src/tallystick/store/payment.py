@@ -61,10 +61,14 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a click is decided, wherever it comes in. `leave_seconds`: how long bytes may be written."""
+    """By what a click is decided, wherever it comes in.
+
+    `leave_seconds`: how long bytes may be written. `lease`: how long a charge is left to the one who works on it.
+    """
 
     books: Mapping[str, Books]
     patience: Patience
+    lease: timedelta
     most_attempts: int
     leave_seconds: float
 
@@ -346,7 +350,7 @@ class _Batch:
             reason=None,
             claim_number=1,
             tries=0,
-            due_at=seen.now + self._terms.patience.stuck_after,
+            due_at=seen.now + self._terms.lease,
         )
         return _Beginning(
             item=item,
@@ -415,7 +419,7 @@ class _Batch:
             [charge.key for _, charge in ordered],
             [charge.claim_number for _, charge in ordered],
             [charge.tries for _, charge in ordered],
-            self._terms.patience.stuck_after,
+            self._terms.lease,
             [item.response for item, _ in ordered],
         )
 
@@ -431,7 +435,7 @@ class _Batch:
             [one.order.currency for one in fresh],
             [one.charge.provider for one in fresh],
             [one.now for one in fresh],
-            self._terms.patience.stuck_after,
+            self._terms.lease,
         )
 
     def _asking(self, beginning: _Beginning) -> Asking:
@@ -464,11 +468,9 @@ async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
     return [id(item) in written or _is_there(item, rows.get((item.tenant.number, item.charge.key))) for item in items]
 
 
-async def claim_due(
-    connection: Connection, *, providers: Sequence[str], most: int, stuck_after: timedelta
-) -> list[Claimed]:
+async def claim_due(connection: Connection, *, providers: Sequence[str], most: int, lease: timedelta) -> list[Claimed]:
     """Charges that somebody began and nobody finished, under a new claim, and what was sent for each."""
-    rows = await connection.fetch(_SQL["claim_due"], most, list(providers), stuck_after)
+    rows = await connection.fetch(_SQL["claim_due"], most, list(providers), lease)
     histories = await _histories(connection, rows)
     return [
         Claimed(
