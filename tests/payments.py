@@ -64,7 +64,7 @@ async def age(dsn: str, span: timedelta = A_WHILE) -> None:
 
 def charged(control: Control, world: World = STRIPE) -> list[dict[str, Any]]:
     """Every payment object in the provider's own books, whatever became of it, oldest first."""
-    return control.made(world.name, {"stripe": "payment_intent"}.get(world.name, "charge"))
+    return control.made(world.name, "payment_intent" if world.name == "stripe" else "charge")
 
 
 @dataclass(frozen=True)

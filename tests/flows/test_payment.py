@@ -245,20 +245,21 @@ async def test_nothing_was_done_and_nobody_heard_it_is_sent_again_under_the_same
     assert await broken(dsn) == {}
 
 
-async def test_busy_is_pending_and_sent_again_under_the_same_key(dsn: str, control: Control) -> None:
-    control.plan("*.charge:rate_limited")
-    async with checkout(dsn, control) as shop:
+@pytest.mark.parametrize("world", CHARGING, ids=lambda world: world.name)
+async def test_busy_is_pending_and_sent_again_under_the_same_key(dsn: str, control: Control, world: World) -> None:
+    control.plan(f"{world.name}.charge:rate_limited")
+    async with checkout(dsn, control, world) as shop:
         order = await shop.order()
         first = await shop.pending(order)
         assert first.payment.status == "PENDING"
         assert (await shop.pending(order)).payment == first.payment
         assert await shop.answers() == ["busy"]
     await age(dsn)
-    async with checkout(dsn, control) as another:
+    async with checkout(dsn, control, world) as another:
         paid = await another.paying(order)
         assert paid.payment.attempts == 1
         assert await another.answers() == ["busy", "done"]
-    assert len(charged(control)) == 1
+    assert len(charged(control, world)) == 1
 
 
 async def test_a_decline_is_final_and_the_next_click_is_a_new_attempt(any_shop: Checkout) -> None:
