@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.store.verify import _PROMISES
 from tests import servers
 from tests.cli.commands import TALLY, tally
 
@@ -147,7 +148,7 @@ def test_up_serves_and_verify_and_explain_tell_of_it(dsn: str, service: tuple[st
 
     verified = tally("verify", dsn=dsn)
     assert verified.returncode == 0
-    assert verified.stdout.count("holds ") == len(verified.stdout.splitlines()) == 11
+    assert verified.stdout.count("holds ") == len(verified.stdout.splitlines()) == len(_PROMISES)
 
     by_key = tally("explain", "first-topup", dsn=dsn)
     assert by_key.returncode == 0
