@@ -125,9 +125,11 @@ async def reserve(
     answers: list[Reserved | Rejected | Literal[SetAside.SET_ASIDE]] = [SET_ASIDE] * len(claims)
     open_ = []
     for position, claim in enumerate(claims):
+        name = (claim.tenant.number, claim.id)
         if (claim.tenant.number, claim.key) in decided:
             answers[position] = _of_something_else(claim)
-        elif not ((held and (claim.tenant.number, claim.id) in held) or (blocked and place_of(claim) in blocked)):
+        # A used key is answered whoever holds its SKU.
+        elif name in known or not ((held and name in held) or (blocked and place_of(claim) in blocked)):
             open_.append(position)
     verdicts = admit([claims[position] for position in open_], stocks, known)
     granted = [claims[position] for position, verdict in zip(open_, verdicts, strict=True) if verdict is order.GRANTED]
