@@ -4,20 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
+import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
 from tallystick import app
-from tallystick.errors import InvariantBroken, RestoredDatabase, Unreachable
-from tallystick.flows.payment import Collected
-from tallystick.settings import LIMITS, Settings
+from tallystick.settings import Settings
 from tallystick.workers import collector as workers
 from tallystick.workers.collector import CollectorWorker
 from tallystick.workers.crew import crew
 from tests import servers
+from tests.orders import execute
 from tests.payments import HURRIED, age, charged, checkout
 from tests.providers.worlds import Control
+from tests.settlements import superuser
 
 # A pause that no test could sit out: who passes, did not pause.
 NEVER = replace(HURRIED, payment_pause_seconds=600.0, payment_chunk=1)
@@ -51,39 +53,38 @@ async def test_it_goes_on_at_once_while_there_is_work(embedded18: servers.Server
     assert len(charged(control)) == 3
 
 
-class Scripted:
-    """Payments whose runs end as told; then the loop is."""
-
-    def __init__(self, *ends: object) -> None:
-        self.ends = list(ends)
-        self.is_over = asyncio.Event()
-
-    async def collect(self) -> Collected:
-        if not self.ends:
-            self.is_over.set()
-            return Collected()
-        end = self.ends.pop(0)
-        if isinstance(end, Exception):
-            raise end
-        assert isinstance(end, Collected)
-        return end
+async def heard(said: list[Any], event: str) -> Any:
+    while not (found := [line for line in said if line["event"] == event]):
+        await asyncio.sleep(0.01)
+    return found[0]
 
 
-async def test_an_outage_does_not_end_it_and_a_restored_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_RESTORED_SECONDS", 0.0)
-    script = Scripted(Unreachable("away"), RestoredDatabase(), Collected(claimed=1, completed=1))
-    with capture_logs() as said:
-        async with at_work(CollectorWorker(script, limits=replace(LIMITS, payment_pause_seconds=0.01))):  # type: ignore[arg-type]
-            await script.is_over.wait()
-    events = [line["event"] for line in said]
-    assert events == ["collector_interrupted", "collector_stopped", "collected"]
-    assert "tally recover" in said[1]["reason"]
-
-
-async def test_a_broken_invariant_ends_it() -> None:
-    script = Scripted(InvariantBroken("two for one"))
-    with pytest.raises(InvariantBroken):
-        await CollectorWorker(script).run(asyncio.Event())  # type: ignore[arg-type]
+async def test_neither_an_outage_nor_a_restored_database_ends_it(
+    embedded18: servers.Server, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_RESTORED_SECONDS", 0.01)
+    dsn = embedded18.fresh_database()
+    limits = replace(HURRIED, payment_pause_seconds=0.01)
+    async with checkout(dsn, control, limits=limits) as shop:
+        control.plan("stripe.charge:execute_then_drop")
+        order = await shop.order()
+        await shop.pending(order)
+        await age(dsn)
+        await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline + 1")
+        with capture_logs() as said:
+            async with at_work(CollectorWorker(shop.payments, limits=limits)):
+                stopped = await heard(said, "collector_stopped")
+                assert "tally recover" in stopped["reason"]
+                assert await shop.statuses(order) == ["PENDING"]
+                owner = await asyncpg.connect(dsn)
+                async with owner.transaction():
+                    # Nobody gets at the log for longer than a worker waits.
+                    await owner.execute("LOCK tally.payment_idempotency_log")
+                    await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline - 1")
+                    await heard(said, "collector_interrupted")
+                await owner.close()
+                await heard(said, "collected")
+        assert await shop.statuses(order) == ["COMPLETED"]
 
 
 async def test_it_is_one_of_the_crew(embedded18: servers.Server) -> None:
