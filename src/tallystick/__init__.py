@@ -23,6 +23,7 @@ from tallystick.core.operation import (
     Transfer,
 )
 from tallystick.core.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
+from tallystick.core.payment import Paying, PaymentPending, PaymentView
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import (
     Busy,
@@ -64,6 +65,9 @@ __all__ = [
     "OrderView",
     "Outcome",
     "OutcomeUnknown",
+    "Paying",
+    "PaymentPending",
+    "PaymentView",
     "Payout",
     "Post",
     "PostLeg",

@@ -24,6 +24,7 @@ from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
 from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.order import Orders
+from tallystick.flows.payment import Payments
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
@@ -106,6 +107,7 @@ class Service:
     settler: Settler
     reviews: Reviews
     orders: Orders
+    payments: Payments
     log: EventLog
     events: Events
     notes: tuple[str, ...]
@@ -281,9 +283,10 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers, of settlements, of orders and of webhooks; a tick's chunks
-        # and its recorder; the sweeper, and what is done to single orders; an events worker, and the renewal beside it.
-        connections = 6 * limits.lanes + limits.settlement_lanes + 1 + 1 + limits.order_steps + 2 + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs and of
+        # webhooks; a tick's chunks and its recorder; the sweeper and the collector, and what is done to single orders;
+        # an events worker, and the renewal beside it.
+        connections = 8 * limits.lanes + 1 + limits.settlement_lanes + 1 + 1 + limits.order_steps + 2 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -292,6 +295,7 @@ async def running(
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
                 orders_of(settings, database, limits=limits) as orders,
+                Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
                 PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
@@ -311,6 +315,7 @@ async def running(
                     settler,
                     reviews,
                     orders,
+                    payments,
                     log,
                     events,
                     notes,

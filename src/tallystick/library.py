@@ -13,6 +13,7 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.order import OrderReserved
 from tallystick.core.outcome import Outcome, Rejected
+from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.settlement_ledger import SettlementCreated
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import CallerTransaction, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
@@ -161,8 +162,19 @@ class Tally:
         return await self._needed_service().orders.reserve(self._tenant, wish, idempotency_key)
 
     async def order(self, order_id: str) -> OrderView | Rejected:
-        """An order as it stands, by the id that reserving it returned."""
-        return await self._needed_service().orders.read(self._tenant, order_id)
+        """An order as it stands, with its payment, by the id that reserving it returned."""
+        return await self._needed_service().payments.order(self._tenant, order_id)
+
+    async def pay(
+        self, order_id: str, *, reservation_token: str, payment_method: str | None = None
+    ) -> Paying | PaymentPending | Rejected:
+        """Charge an order, once: whoever calls again, from wherever, gets the same payment.
+
+        PaymentPending: nobody knows yet; call again, or look at `order`. A `payment_method` counts for an attempt that
+        begins with this call. Raises like `submit`, and Misconfigured on MariaDB and MySQL.
+        """
+        payments = self._needed_service().payments
+        return await payments.pay(self._tenant, order_id, reservation_token, payment_method=payment_method)
 
     async def cancel_order(self, order_id: str) -> OrderView | Rejected:
         """Give a reservation back, once. A paid order is refused; a cancelled one stays as it is. Safe to repeat."""

@@ -116,6 +116,22 @@ class Limits:
     event_longest_retry_seconds: float = 3_600.0
     # When an event is looked at again that an outage kept from being processed.
     event_outage_seconds: float = 5.0
+    # How long a buyer is kept waiting for the provider before he is told that his payment is pending.
+    payment_wait_seconds: float = 5.0
+    # How long a charge is left to the one who sends it: a leave and the longest wait for an answer are over by then.
+    payment_lease_seconds: float = 35.0
+    # How long after an answer that decided nothing the provider's books are asked.
+    payment_stuck_seconds: float = 15.0
+    # Sends of one charge without a final answer before it is given up, or a person is called.
+    payment_retry_budget: int = 8
+    # Attempts to pay one order after refusals: whoever tries more cards than this is not its buyer.
+    payment_attempts: int = 10
+    # Orders being paid at once in one process: each waits for the provider, for half a minute at most.
+    payment_flights: int = 20_000
+    # Charges left pending that a collector claims at once: each is a question to the provider.
+    payment_chunk: int = 100
+    # How often the collector looks for charges that nobody finished, when there were none.
+    payment_pause_seconds: float = 2.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000

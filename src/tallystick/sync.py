@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tallystick import library
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.outcome import Outcome, Rejected
+from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import TallystickError
 from tallystick.store.account import AccountView, EntryView
@@ -145,6 +146,12 @@ class Tally:
     def order(self, order_id: str) -> OrderView | Rejected:
         """See `tallystick.Tally.order`."""
         return self._wait(self._tally.order(order_id))
+
+    def pay(
+        self, order_id: str, *, reservation_token: str, payment_method: str | None = None
+    ) -> Paying | PaymentPending | Rejected:
+        """See `tallystick.Tally.pay`."""
+        return self._wait(self._tally.pay(order_id, reservation_token=reservation_token, payment_method=payment_method))
 
     def cancel_order(self, order_id: str) -> OrderView | Rejected:
         """See `tallystick.Tally.cancel_order`."""

@@ -75,7 +75,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(dsn: str, *, limits: Limits = LIMITS, kinds: tuple[Kind, ...] = (BROKEN, PICKY)) -> Iterator[Site]:
+def running(
+    dsn: str,
+    *,
+    limits: Limits = LIMITS,
+    kinds: tuple[Kind, ...] = (BROKEN, PICKY),
+    simulator_url: str | None = None,
+) -> Iterator[Site]:
     """The site, until the block ends. `limits` are the engine's."""
     listening: list[Site] = []
     ready = threading.Event()
@@ -85,7 +91,7 @@ def running(dsn: str, *, limits: Limits = LIMITS, kinds: tuple[Kind, ...] = (BRO
     async def live() -> None:
         stop = asyncio.Event()
         stopping.append((asyncio.get_running_loop(), stop))
-        async with app.running(Settings(database_url=dsn)) as service:
+        async with app.running(Settings(database_url=dsn), simulator_url=simulator_url) as service:
             keys = {}
             for name in TENANTS:
                 found = await tenant.ensure_tenant(service.database, name)

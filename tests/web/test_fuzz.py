@@ -36,6 +36,7 @@ CALLS = (
     "reserve_order",
     "read_order",
     "cancel_order",
+    "pay_order",
     "put_sku",
     "read_sku",
     "put_account",

@@ -23,7 +23,8 @@ def work() -> None:
     """Run all workers, until Ctrl-C or SIGTERM.
 
     Settlements are paid, and recovered when stuck; reservations that nobody paid in time are swept, and their stock is
-    for sale again; webhook events are processed, and missed ones fetched.
+    for sale again; charges that a process left behind are looked up and recorded; webhook events are processed, and
+    missed ones fetched.
 
     Run as many of these as you like, on any host: no two of them share a row. The first Ctrl-C lets them finish what
     they hold (seconds; as long as the provider takes to answer), the second stops at once. Killed at any moment they

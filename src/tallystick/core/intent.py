@@ -14,11 +14,13 @@ whatever they do.
 """
 
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tallystick.core.provider import Charge, Instruction, Refund, Transfer
+from tallystick.errors import InvariantBroken
 
 
 class LastAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,3 +154,11 @@ def encode_instruction(instruction: Instruction) -> bytes:
         if field.name in _FIRST_FIELDS[kind] or value != field.default
     }
     return _encoder.encode({"instruction": _TAGS[kind], **fields, "key": instruction.key.hex()})
+
+
+def decode_charge(instruction: bytes) -> Charge:
+    """A charge as `encode_instruction` wrote it."""
+    fields: dict[str, Any] = msgspec.json.decode(instruction)
+    if fields.pop("instruction") != _TAGS[Charge]:
+        raise InvariantBroken("what is stored under a charge's key is no charge")
+    return Charge(**{**fields, "key": bytes.fromhex(fields["key"])})

@@ -1,8 +1,10 @@
-"""Explain an order: reserved under which key, until when, and how it ended."""
+"""Explain an order: reserved under which key, until when, how it was charged, and how it ended."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
+import msgspec
 from asyncpg.pgproto.pgproto import UUID
 
 from tallystick import queries
@@ -11,10 +13,12 @@ from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.order import Status, order_id, order_name
 from tallystick.core.outcome import Rejected
-from tallystick.store import order
+from tallystick.store import intent, order, payment
 from tallystick.store.database import Database
-from tallystick.store.explanation import Explanation, Step
+from tallystick.store.explanation import Explanation, Step, attempt_steps
 from tallystick.store.order import OrderView
+from tallystick.store.payment import ChargeRow
+from tallystick.store.settling import Evidence
 
 _SQL = queries.load(__package__, "explain.sql")
 
@@ -27,16 +31,51 @@ _WHERE: Final[dict[Status, str]] = {
 
 
 async def explain_order(database: Database, tenant: Tenant, name: str) -> Explanation | None:
-    """The order of that id, or reserved under that key."""
+    """The order of that id, reserved under that key, or with that payment of the provider's."""
     id_ = order_id(name)
     if id_ is None and not name.isascii():
         return None
     found = await order.read(database, tenant, name if id_ else order_name(operation_id(tenant.name, name)))
     if isinstance(found, Rejected):
+        paid = None if id_ else await payment.order_of(database, tenant, name)
+        found = found if paid is None else await order.read(database, tenant, order_name(paid.bytes))
+    if isinstance(found, Rejected):
         return None
     async with database.reading(tenant.number) as connection:
         ((key, now),) = await connection.fetch(_SQL["order_key"], tenant.number, UUID(found.id.removeprefix("or_")))
-    return Explanation("order", found.id, _summary(found, now), tuple(_steps(found, key)))
+    charges = await payment.read(database, tenant, UUID(found.id.removeprefix("or_")))
+    steps = _steps(found, key)
+    for charge in charges:
+        steps += _charge_steps(charge)
+        for asked in await intent.read(database, tenant, charge.key):
+            steps += attempt_steps(asked)
+    steps.sort(key=lambda step: step.at)
+    return Explanation("order", found.id, _summary(found, now) + _charged(charges), tuple(steps))
+
+
+def _charged(charges: list[ChargeRow]) -> str:
+    if not charges:
+        return ""
+    last = charges[-1]
+    text = f"; attempt {last.attempt} to charge it at {last.provider} is {last.status}"
+    return text + "".join(f" ({part})" for part in (last.payment_intent_id, last.reason) if part)
+
+
+def _charge_steps(charge: ChargeRow) -> Iterator[Step]:
+    amount = format_amount(charge.amount_micros, charge.currency)
+    yield Step(
+        charge.created_at,
+        f"charge of {amount} at {charge.provider}, attempt {charge.attempt}, logged under {charge.key.hex()}",
+    )
+    if charge.completed_at is None:
+        yield Step(charge.due_at, f"attempt {charge.attempt} is asked about, or sent again, from here on")
+    else:
+        what = " ".join(filter(None, (charge.status, charge.payment_intent_id, charge.reason)))
+        yield Step(charge.completed_at, f"charge {what}, journaled as charge.{charge.status.lower()}")
+    if charge.response is not None:
+        kept = msgspec.json.decode(charge.response, type=Evidence)
+        at = charge.completed_at or charge.due_at
+        yield Step(at, f"the provider last: {kept.what} {kept.found} {kept.detail}".rstrip())
 
 
 def _summary(view: OrderView, now: datetime) -> str:
@@ -56,4 +95,4 @@ def _steps(view: OrderView, key: str) -> list[Step]:
     ]
     if view.status != "PENDING":
         steps.append(Step(view.changed_at, f"{view.status}, journaled as order.{view.status.lower()}"))
-    return sorted(steps, key=lambda step: step.at)
+    return steps

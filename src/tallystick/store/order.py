@@ -31,6 +31,7 @@ from tallystick.core.order import (
     token_name,
 )
 from tallystick.core.outcome import Duplicate, Rejected
+from tallystick.core.payment import PaymentView
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, InvariantBroken, OutcomeUnknown, Unreachable
@@ -52,8 +53,8 @@ _MOST_COUNTED: Final = 10_000
 T = TypeVar("T")
 
 
-class OrderView(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as callers see it. `reservation_token` is what its payment must show."""
+class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An order as callers see it. `reservation_token` is what its payment must show; `payment` is there once begun."""
 
     id: str
     status: Status
@@ -65,6 +66,7 @@ class OrderView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime
     created_at: datetime
     changed_at: datetime
+    payment: PaymentView | None = None
 
 
 class SkuView(msgspec.Struct, frozen=True, kw_only=True):

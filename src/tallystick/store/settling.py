@@ -143,8 +143,22 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
     """What was sent so far, by the settlement's number."""
     if not claimed:
         return {}
-    columns = [row.tenant.number for row in claimed], [row.key for row in claimed]
-    found = {
+    found = await sent(connection, provider, [(row.tenant.number, row.key) for row in claimed])
+    before = await _made_before(connection, [row for row in claimed if row.ask_first])
+    return {
+        row.number: msgspec.structs.replace(
+            found.get((row.tenant.number, row.key), NOTHING_SENT), moved_as=before.get(row.number)
+        )
+        for row in claimed
+    }
+
+
+async def sent(
+    connection: Connection, provider: str, names: Sequence[tuple[int, bytes]]
+) -> dict[tuple[int, bytes], History]:
+    """What was sent so far under keys of tenants; those that nothing was sent under are left out."""
+    columns = [tenant for tenant, _ in names], [key for _, key in names]
+    return {
         (row["tenant_id"], row["key"]): History(
             first_sent_at=row["first_sent_at"],
             not_after=row["not_after"],
@@ -157,13 +171,6 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
             account=row["account"],
         )
         for row in await connection.fetch(_SQL["histories"], *columns, provider)
-    }
-    before = await _made_before(connection, [row for row in claimed if row.ask_first])
-    return {
-        row.number: msgspec.structs.replace(
-            found.get((row.tenant.number, row.key), NOTHING_SENT), moved_as=before.get(row.number)
-        )
-        for row in claimed
     }
 
 

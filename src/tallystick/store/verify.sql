@@ -125,7 +125,10 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'sku.changed_journaled', 'webhook_guard.append_only',
             'webhook_body.append_only', 'webhook_body.kept', 'webhook_body_default.append_only', 'webhook_body_default.kept',
             'webhook_events.kept', 'webhook_events.begins', 'webhook_events.identity', 'webhook_events.transition',
-            'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept']) AS wanted (name)
+            'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept',
+            'payment_idempotency_log.payment_logged', 'payment_idempotency_log.payment_stepped',
+            'payment_idempotency_log.identity', 'payment_idempotency_log.transition', 'payment_idempotency_log.fence',
+            'payment_idempotency_log.kept']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
@@ -133,7 +136,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
          WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
      + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
-            'webhook_guard_pkey'])
+            'webhook_guard_pkey', 'one_live_charge', 'one_live_refund', 'charge_attempt'])
             AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
@@ -141,7 +144,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
      + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
                               AND k.conname = wanted.name AND k.convalidated)) AS broken,
-       67 AS checked;
+       76 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -322,3 +325,72 @@ SELECT (SELECT count(*) FROM tally.webhook_guard g FULL JOIN tally.webhook_event
                                           'webhook_cursor']) AS hidden (name)
          WHERE has_table_privilege('tallystick_reader', 'tally.' || name, 'SELECT')) AS broken,
        (SELECT count(*) FROM tally.webhook_events) AS checked;
+
+-- name: payments
+-- Every row of the log has its order, its own key and, once it was to be sent, its intent with that very amount; an order
+-- has one live charge and a payment one live refund; attempts follow failures; what is completed was answered or found,
+-- and belongs to one charge; every step is journaled once, as it was taken; and no intent charges what the log has not.
+WITH row AS (
+    SELECT l.*, t.name AS tenant, o.reservation_token, o.amount_micros AS order_micros, o.currency AS order_currency
+      FROM tally.payment_idempotency_log l
+      LEFT JOIN tally.tenant t USING (tenant_id)
+      LEFT JOIN tally.orders o ON o.tenant_id = l.tenant_id AND o.id = l.order_id
+), step AS (
+    SELECT tenant_id, idempotency_key AS key, lower(operation_type) || '.pending' AS subject, created_at AS at
+      FROM tally.payment_idempotency_log
+     UNION ALL
+    SELECT tenant_id, idempotency_key, lower(operation_type) || '.' || lower(status), completed_at
+      FROM tally.payment_idempotency_log WHERE status <> 'PENDING'
+), journaled AS (
+    SELECT j.tenant_id, decode(body.value ->> 'key', 'hex') AS key, j.subject, (body.value ->> 'at')::timestamptz AS at,
+           body.value ->> 'was' AS was
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject IN ('charge.pending', 'charge.completed', 'charge.failed',
+                         'refund.pending', 'refund.completed', 'refund.failed')
+), asked AS (
+    SELECT i.tenant_id, i.key, i.provider, i.purpose, convert_from(i.instruction, 'UTF8')::jsonb AS instruction
+      FROM tally.intent i WHERE i.purpose IN ('charge', 'refund')
+)
+SELECT (SELECT count(*) FROM row r JOIN tally.payment_idempotency_log l USING (tenant_id, idempotency_key)
+         WHERE r.tenant IS NULL OR r.reservation_token IS NULL
+            OR r.idempotency_key IS DISTINCT FROM CASE r.operation_type
+                   WHEN 'CHARGE' THEN tally.charge_key(r.tenant, l, r.reservation_token)
+                   ELSE tally.refund_key(r.tenant, l) END
+            OR (r.operation_type = 'CHARGE' AND (r.amount_micros <> r.order_micros OR r.currency <> r.order_currency)))
+     + (SELECT count(*) FROM row r
+         LEFT JOIN asked i ON i.tenant_id = r.tenant_id AND i.key = r.idempotency_key AND i.provider = r.provider
+                          AND i.purpose = lower(r.operation_type)
+         WHERE CASE WHEN i.key IS NULL THEN r.operation_type = 'CHARGE' OR r.status = 'COMPLETED'
+                    ELSE (i.instruction ->> 'amount_micros')::bigint <> r.amount_micros
+                         OR i.instruction ->> 'currency' <> r.currency END)
+     + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'CHARGE' AND status <> 'FAILED'
+                               GROUP BY tenant_id, order_id HAVING count(*) > 1) AS twice)
+     + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'REFUND' AND status <> 'FAILED'
+                               GROUP BY tenant_id, provider, payment_intent_id HAVING count(*) > 1) AS twice)
+     + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'CHARGE' AND payment_intent_id IS NOT NULL
+                               GROUP BY tenant_id, provider, payment_intent_id HAVING count(*) > 1) AS twice)
+     + (SELECT count(*) FROM row r
+         WHERE r.operation_type = 'CHARGE' AND r.attempt > 1
+           AND NOT EXISTS (SELECT 1 FROM tally.payment_idempotency_log b
+                            WHERE b.operation_type = 'CHARGE' AND b.order_id = r.order_id AND b.tenant_id = r.tenant_id
+                              AND b.attempt = r.attempt - 1 AND b.status = 'FAILED'))
+     -- A charge that is called failed, and that the provider once called done, must have been seen to fail since.
+     + (SELECT count(*) FROM row r
+         WHERE r.operation_type = 'CHARGE' AND r.status = 'FAILED' AND r.reason <> 'failed_at_the_provider'
+           AND EXISTS (SELECT 1 FROM tally.attempt a
+                        WHERE a.tenant_id = r.tenant_id AND a.key = r.idempotency_key AND a.provider = r.provider
+                          AND a.answer = 'done' AND a.state IS DISTINCT FROM 'failed'))
+     + (SELECT count(*) FROM asked i
+         WHERE i.purpose = 'charge' AND i.instruction ->> 'description' LIKE 'or\_%'
+           AND NOT EXISTS (SELECT 1 FROM tally.payment_idempotency_log l
+                            WHERE l.idempotency_key = i.key AND l.tenant_id = i.tenant_id))
+     + (SELECT count(*) FROM (SELECT * FROM step EXCEPT ALL SELECT tenant_id, key, subject, at FROM journaled) AS missing)
+     -- One that failed after it was completed has that step in the journal alone.
+     + (SELECT count(*) FROM (
+            SELECT tenant_id, key, subject, at FROM journaled j
+             WHERE NOT (j.subject LIKE '%.completed' AND EXISTS (
+                        SELECT 1 FROM journaled f WHERE f.tenant_id = j.tenant_id AND f.key = j.key
+                           AND f.subject LIKE '%.failed' AND f.was = 'COMPLETED'))
+            EXCEPT ALL SELECT * FROM step) AS unexplained) AS broken,
+       (SELECT count(*) FROM tally.payment_idempotency_log) AS checked;

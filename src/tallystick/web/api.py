@@ -21,6 +21,8 @@ from tallystick.web.metrics import Metrics
 from tallystick.web.operation import Operations
 from tallystick.web.order import Orders
 from tallystick.web.order_routes import order_routes
+from tallystick.web.payment import Payments
+from tallystick.web.payment_routes import payment_routes
 from tallystick.web.resource import Resource, nowhere
 from tallystick.web.route import Route
 from tallystick.web.routes import routes
@@ -56,6 +58,7 @@ def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
         Accounts(service),
         (
             *order_routes(Orders(service)),
+            *payment_routes(Payments(service)),
             *settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
         ),
         Vitals(service, metrics),

@@ -330,3 +330,32 @@ CANCELLED_ORDER: Final[dict[str, Any]] = {
 STOCKS: Final[dict[str, dict[str, Any]]] = {"a thousand": {"stock": 1_000}}
 
 STOCKED: Final[dict[str, Any]] = {"sku": "lamp-brass", "stock": 1_000, "reserved": 1, "sold": 0, "available": 999}
+
+PAYMENTS: Final[dict[str, dict[str, Any]]] = {
+    "the customer brings his card later": {"reservation_token": "rt_ffeeddccbbaa99887766554433221100"},
+    "with a card's token": {
+        "reservation_token": "rt_ffeeddccbbaa99887766554433221100",
+        "payment_method": "pm_card_visa",
+    },
+}
+
+PAYMENT: Final[dict[str, Any]] = {
+    "order_id": "or_00112233445566778899aabbccddeeff",
+    "status": "COMPLETED",
+    "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+    "client_secret": "pi_3Q9yZ2eZvKYlo2C0_secret_x",
+    "attempts": 1,
+    "reason": None,
+}
+
+PENDING_PAYMENT: Final[dict[str, Any]] = {
+    **PAYMENT,
+    "status": "PENDING",
+    "payment_intent_id": None,
+    "client_secret": None,
+}
+
+ORDER_IN_PAYMENT: Final[dict[str, Any]] = {
+    **ORDER,
+    "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
+}

@@ -11,10 +11,11 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import order, settlement, webhook
+from tallystick.store import order, payment, settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
+from tallystick.web.payment_metrics import NO_PAYMENTS, PaymentFigures
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
@@ -52,6 +53,7 @@ class Vitals:
         self._figures = _of_settlements(service)
         self._orders = _of_orders(service)
         self._events = _of_events(service)
+        self._payments = _of_payments(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -78,6 +80,7 @@ class Vitals:
         self._metrics.orders(msgspec.structs.replace(orders, sold_out=self._service.orders.sold_out))
         events = await self._events.read()
         self._metrics.events(events.figures if events.is_current else None)
+        self._metrics.payments(await self._payments.read())
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -166,3 +169,10 @@ def _of_events(service: Service) -> _Figures[_Events]:
         return _Events(await webhook.figures(service.database), is_current=True)
 
     return _Figures(_Events(), ask, "event_figures_unread")
+
+
+def _of_payments(service: Service) -> _Figures[PaymentFigures]:
+    async def ask(_last: PaymentFigures) -> PaymentFigures:
+        return PaymentFigures(*await payment.figures(service.database), is_current=True)
+
+    return _Figures(NO_PAYMENTS, ask, "payment_figures_unread")

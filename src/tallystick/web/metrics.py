@@ -14,6 +14,7 @@ from tallystick.engine.engine import Engine
 from tallystick.flows.sending import Sender
 from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
+from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
@@ -62,6 +63,8 @@ class Metrics:
         self._registry.register(self._settlements)
         self._orders = OrderCounts()
         self._registry.register(self._orders)
+        self._payments = PaymentCounts()
+        self._registry.register(self._payments)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -104,6 +107,10 @@ class Metrics:
     def events(self, figures: EventFigures | None) -> None:
         """What to show of webhook events from now on; None: the database cannot be asked."""
         self._events.figures = figures
+
+    def payments(self, figures: PaymentFigures) -> None:
+        """What to show of payments from now on."""
+        self._payments.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""

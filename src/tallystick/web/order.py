@@ -1,4 +1,4 @@
-"""Orders over HTTP: put stock up for sale, reserve it, look, and give it back."""
+"""Orders over HTTP: put stock up for sale, reserve it, pay, look, and give it back."""
 
 import msgspec
 
@@ -31,6 +31,7 @@ class Orders:
     def __init__(self, service: Service) -> None:
         """Reads go to the database, as the caller's tenant."""
         self._orders = service.orders
+        self._payments = service.payments
         self._decode = msgspec.json.Decoder(OrderRequest).decode
         self._decode_sku = msgspec.json.Decoder(SkuRequest).decode
 
@@ -54,7 +55,7 @@ class Orders:
         query = call.query()
         if isinstance(query, Rejected):
             return query
-        return _told(await self._orders.read(call.access.tenant, call.path("id")))
+        return _told(await self._payments.order(call.access.tenant, call.path("id")))
 
     async def cancel(self, call: Call) -> Reply | Rejected:
         """Give a reservation back."""

@@ -71,11 +71,13 @@ def _orders(orders: Orders) -> tuple[Route, ...]:
             summary="Read an order",
             description=(
                 "As it stands. `PENDING` holds its stock, `PAID` has it for good, `CANCELLED` and "
-                "`CANCELLED_BY_SWEEPER` hold nothing."
+                "`CANCELLED_BY_SWEEPER` hold nothing. `payment` is there once paying was begun: `PENDING`, nobody "
+                "knows yet; `COMPLETED`, the provider has the payment, and the order is `PAID` once its money came; "
+                "`FAILED`, the last attempt failed for good."
             ),
             need=Need.READ,
             parameters=(ORDER_ID,),
-            answers={200: Answer(description="The order.", types=(OrderView,), example=examples.ORDER)},
+            answers={200: Answer(description="The order.", types=(OrderView,), example=examples.ORDER_IN_PAYMENT)},
             own_problems=("order_unknown",),
         ),
         Route(

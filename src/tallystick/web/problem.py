@@ -16,6 +16,15 @@ from tallystick.settings import LIMITS
 
 NOTHING_MOVED: Final = "No money moved."
 _UNLISTED_STATUS: Final = 422
+# Where the money is, when an earlier request may have moved some.
+_ELSEWHERE: Final = MappingProxyType(
+    {
+        "order_cancelled": "This request moved none. What an earlier payment of the order took is given back.",
+        "order_expired": "This request moved none. What an earlier payment of the order took is given back.",
+        "order_paid": "The order is paid. This request moved none.",
+        "database_restored": "This request moved none. An earlier one may have.",
+    }
+)
 
 PROBLEMS: Final = MappingProxyType(
     {
@@ -62,6 +71,7 @@ PROBLEMS: Final = MappingProxyType(
         # Who asks, and for what.
         "unauthenticated": (401, "The API key is missing or unknown"),
         "forbidden": (403, "The API key may not do this"),
+        "reservation_token_wrong": (403, "The reservation token is another order's"),
         "second_person_needed": (403, "Another person must decide"),
         "webhook_provider_unknown": (404, "No such provider is configured"),
         "path_unknown": (404, "There is nothing at this address"),
@@ -78,6 +88,7 @@ PROBLEMS: Final = MappingProxyType(
         "content_type_unsupported": (415, "The body is not declared as JSON"),
         # Understood, and refused as things stand.
         "insufficient_funds": (402, "Insufficient funds"),
+        "payment_refused": (402, "The provider refused the payment"),
         "velocity_exceeded": (429, "A velocity limit is used up"),
         "key_reused": (422, "The idempotency key belongs to another request"),
         "in_flight": (409, "Another request holds the key or an account"),
@@ -103,10 +114,15 @@ PROBLEMS: Final = MappingProxyType(
         "quantity_above_stock": (409, "More than there ever was"),
         "stock_too_low": (409, "More is promised than that"),
         "order_paid": (409, "The order is paid"),
+        "order_cancelled": (409, "The order was cancelled"),
+        "order_expired": (409, "The time to pay is over"),
+        "payment_not_possible": (409, "The provider cannot take this payment"),
+        "payment_attempts_exhausted": (409, "Too many attempts to pay have failed"),
         # Our side.
         "handler_failed": (500, "The handler of this kind failed"),
         "internal_error": (500, "Internal error"),
         "busy": (503, "Busy"),
+        "database_restored": (503, "The database was restored"),
         "outcome_unknown": (503, "The outcome is not known"),
         "database_unreachable": (503, "The database is out of reach"),
         "webhook_not_stored": (503, "The webhook could not be stored"),
@@ -137,8 +153,9 @@ def status_of(code: str) -> int:
 
 
 def refused(rejected: Rejected) -> Problem:
-    """A refusal as a problem: it left no trace, so no money moved."""
-    return _problem(rejected.code, rejected.detail, NOTHING_MOVED, rejected.remedy, rejected.fields)
+    """A refusal as a problem: it left no trace, so it moved no money."""
+    money = _ELSEWHERE.get(rejected.code, NOTHING_MOVED)
+    return _problem(rejected.code, rejected.detail, money, rejected.remedy, rejected.fields)
 
 
 def failed(error: Exception) -> Problem:

@@ -8,6 +8,7 @@ from typing import Protocol
 from tallystick import app
 from tallystick.flows.events import Backfill, BodyKeeper
 from tallystick.flows.settling import Settler
+from tallystick.workers.collector import CollectorWorker
 from tallystick.workers.events import EventsWorker, backfill_worker, keeping_worker
 from tallystick.workers.settler import SettlementWorker
 from tallystick.workers.sweeper import SweeperWorker
@@ -30,7 +31,12 @@ def crew(service: app.Service) -> list[Worker]:
 
     They share its rate limits and breakers with whoever else sends in this process.
     """
-    return [*_settlers(service), SweeperWorker(service.orders), *_listeners(service)]
+    return [
+        *_settlers(service),
+        SweeperWorker(service.orders),
+        CollectorWorker(service.payments),
+        *_listeners(service),
+    ]
 
 
 def _settlers(service: app.Service) -> Iterator[Worker]:
