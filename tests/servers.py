@@ -24,6 +24,8 @@ from tallystick.store.embedded_place import ENVIRONMENT, Account, choose, run_as
 # Seconds for a server to start, recover or stop: two on an idle machine, many more beside a busy suite.
 PATIENCE_SECONDS = 90
 OLDEST_POSTGRES = 15
+# The folder of an embedded server that a run of tests lends to those it starts: making one takes longer than a test.
+LENT = "TALLY_TEST_EMBEDDED18"
 MARIADB_FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -51,7 +53,11 @@ class Missing:
     reason: str
 
 
-def embedded18() -> Server:
+def embedded18() -> "Postgres":
+    lent = os.environ.get(LENT)
+    if lent is not None:
+        place = choose(Path(lent))
+        return Borrowed("PostgreSQL 18 (embedded)", Path(lent), place.programs, place.account)
     folder = _folder("embedded18")
     (folder / "embedded").mkdir()
     place = choose(folder)
@@ -97,7 +103,7 @@ def _mariadb_path() -> str | Missing:
 class Postgres:
     def __init__(self, name: str, folder: Path, programs: Path, account: Account | None) -> None:
         self.name = name
-        self._folder = folder
+        self.folder = folder
         self._programs = programs
         self._account = account
         self._data = folder / "data"
@@ -128,7 +134,7 @@ class Postgres:
     def remove(self) -> None:
         # Without a last checkpoint: what it would write is deleted.
         self.stop(immediate=True)
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     def _make(self) -> None:
         for folder in (self._data, self._sockets):
@@ -145,6 +151,25 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str, statements: str = "") -> None:
         _run([str(self._programs / program), *arguments], self._account, statements=statements)
+
+
+class Borrowed(Postgres):
+    """One that another process made and will delete. Whoever stops it starts it again."""
+
+    def start(self) -> None:
+        if not (self._data / "postmaster.pid").exists():
+            super().start()
+
+    def fresh_database(self) -> str:
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
+        self._run("psql", "-XqAt", "-c", f"CREATE DATABASE {name}", self.dsn("tally"))
+        return self.dsn(name)
+
+    def remove(self) -> None:
+        self.start()
+
+    def _make(self) -> None:
+        """It is made."""
 
 
 class MariaDB:

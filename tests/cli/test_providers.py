@@ -163,7 +163,8 @@ def test_a_simulator_that_dies_under_tally_up_is_started_again(dsn: str, tmp_pat
         one for one in psutil.Process(process.pid).children() if "tallystick.providers.simulator" in one.cmdline()
     )
     child.kill()
-    assert "starting it again" in process.stderr.readline()
+    # A worker whose connection was cut may speak first.
+    assert any("starting it again" in line for line in iter(process.stderr.readline, ""))
     for _ in range(1000):
         try:
             assert urllib.request.urlopen(f"{url.group(1)}/_sim/books").status == 200

@@ -40,6 +40,13 @@ COMPUTED = {
     "evidence_invalid",
     # A provider's own word, told as it is.
     "cannot_push_money",
+    # Said by the webhook receiver, by way of a function of its own.
+    "webhook_forged",
+    "webhook_not_stored",
+    "webhook_provider_unknown",
+    "webhook_stale",
+    "webhook_too_large",
+    "webhook_unreadable",
 }
 
 

@@ -35,6 +35,8 @@ _COLLECT_EVERY = 50_000
 _RESTART_SECONDS = 1.0
 # It listens already, on this machine.
 _TELL_SECONDS = 10.0
+_TELL_ROUNDS = 20
+_TELL_PAUSE_SECONDS = 1.0
 
 
 @click.command()
@@ -145,14 +147,19 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
 async def _send_webhooks_to(simulator_url: str, address: str) -> None:
     """Tell our simulator where we listen. Its books remember it, also when it is started again."""
     endpoint = {"url": f"{address}/webhooks/simulator", "secrets": [app.SIMULATOR_WEBHOOK_SECRET]}
-    client = Http(simulator_url)
-    try:
-        request = client.request("PUT", "/_sim/endpoints/stripe", [], json.dumps(endpoint).encode())
-        reply = await client.send(request, sendable_until=steady() + _TELL_SECONDS, answer_seconds=_TELL_SECONDS)
-    finally:
-        await client.close()
-    if not isinstance(reply, Reply) or reply.status != HTTPStatus.OK:
-        click.echo("The simulator could not be told where to send webhooks: missed ones are fetched.", err=True)
+    body = json.dumps(endpoint).encode()
+    for _ in range(_TELL_ROUNDS):
+        client = Http(simulator_url)
+        try:
+            request = client.request("PUT", "/_sim/endpoints/stripe", [], body)
+            reply = await client.send(request, sendable_until=steady() + _TELL_SECONDS, answer_seconds=_TELL_SECONDS)
+        finally:
+            await client.close()
+        if isinstance(reply, Reply) and reply.status == HTTPStatus.OK:
+            return
+        # It may just be started again.
+        await asyncio.sleep(_TELL_PAUSE_SECONDS)
+    click.echo("The simulator could not be told where to send webhooks: missed ones are fetched.", err=True)
 
 
 def _development_key(home: Path) -> str:
