@@ -25,6 +25,8 @@ from tallystick.eventlog.postgres import PostgresLog
 from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.order import Orders
 from tallystick.flows.payment import Payments
+from tallystick.flows.refund import Refunds
+from tallystick.flows.saga import Saga
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
@@ -108,6 +110,7 @@ class Service:
     reviews: Reviews
     orders: Orders
     payments: Payments
+    refunds: Refunds
     log: EventLog
     events: Events
     notes: tuple[str, ...]
@@ -257,10 +260,10 @@ def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS
     )
 
 
-def handlers(reviews: Reviews) -> Mapping[Purpose, Handler]:
-    """Who is told of events, by what they tell of. Events of another purpose, or of none, need nobody."""
+def handlers(reviews: Reviews, saga: Saga) -> Mapping[Purpose, Handler]:
+    """Who is told of events, by what they tell of. Events of no movement need nobody."""
     news = SettlementNews(reviews)
-    return {"transfer": news, "payout": news}
+    return {"charge": saga, "refund": saga, "transfer": news, "payout": news}
 
 
 def worker_name() -> str:
@@ -283,10 +286,10 @@ async def running(
     """
     async with database_address(settings) as (dsn, notes):
         await (migrate(dsn) if migrating else require_current(dsn))
-        # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs and of
-        # webhooks; a tick's chunks and its recorder; the sweeper and the collector, and what is done to single orders;
-        # an events worker, and the renewal beside it.
-        connections = 8 * limits.lanes + 1 + limits.settlement_lanes + 1 + 1 + limits.order_steps + 2 + limits.readers
+        # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs, of refunds
+        # and of webhooks; a tick's chunks and its recorder; the sweepers and the collector, and what is done to single
+        # orders; an events worker, and the renewal beside it.
+        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 2 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -296,6 +299,7 @@ async def running(
                 Settlements(database, known, limits=limits) as settlements,
                 orders_of(settings, database, limits=limits) as orders,
                 Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
+                Refunds(database, known, sender, limits=limits) as refunds,
                 PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
@@ -303,7 +307,10 @@ async def running(
                 )
                 reviews = Reviews(database)
                 events = Events(
-                    database, handlers(reviews), lease=timedelta(seconds=settings.lease_seconds), by=worker_name()
+                    database,
+                    handlers(reviews, Saga(database, refunds, limits=limits)),
+                    lease=timedelta(seconds=settings.lease_seconds),
+                    by=worker_name(),
                 )
                 yield Service(
                     settings,
@@ -316,6 +323,7 @@ async def running(
                     reviews,
                     orders,
                     payments,
+                    refunds,
                     log,
                     events,
                     notes,

@@ -132,6 +132,18 @@ class Limits:
     payment_chunk: int = 100
     # How often the collector looks for charges that nobody finished, when there were none.
     payment_pause_seconds: float = 2.0
+    # Refunds that are being sent at once at one provider, by one process.
+    refunds_at_once: int = 64
+    # Refunds that a financial sweeper claims at once: all of them must be sent within send_seconds.
+    refund_chunk: int = 500
+    # How often it looks for refunds that are due, when there were none.
+    refund_pause_seconds: float = 2.0
+    # How long a batch of events waits for the refunds it has begun, before it lets them finish by themselves.
+    saga_wait_seconds: float = 2.0
+    # When an event is looked at again that waits for its refund. The refund itself finishes it: this is a backstop.
+    saga_look_seconds: float = 600.0
+    # Backorders that are filled in one transaction.
+    backorder_chunk: int = 200
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000

@@ -162,3 +162,11 @@ def decode_charge(instruction: bytes) -> Charge:
     if fields.pop("instruction") != _TAGS[Charge]:
         raise InvariantBroken("what is stored under a charge's key is no charge")
     return Charge(**{**fields, "key": bytes.fromhex(fields["key"])})
+
+
+def decode_refund(instruction: bytes) -> Refund:
+    """A refund as `encode_instruction` wrote it."""
+    fields: dict[str, Any] = msgspec.json.decode(instruction)
+    if fields.pop("instruction") != _TAGS[Refund]:
+        raise InvariantBroken("what is stored under a refund's key is no refund")
+    return Refund(**{**fields, "key": bytes.fromhex(fields["key"])})

@@ -20,7 +20,13 @@ from tallystick.core.money import amount_fault, is_currency
 from tallystick.core.outcome import Rejected, Transaction, transaction_id
 
 # Moved by a flow's own postings alone: a transfer out of them would be money that a flow has promised.
-RESERVED = ("settlement:payable:", "settlement:in_transit:", "settlement:paid_out:")
+RESERVED = (
+    "settlement:payable:",
+    "settlement:in_transit:",
+    "settlement:paid_out:",
+    "checkout:taken:",
+    "checkout:owed:",
+)
 _ACCOUNT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@+=-]{0,199}")
 # Long enough for a sentence; the memo is stored with every replayable answer.
 MAX_MEMO = 500

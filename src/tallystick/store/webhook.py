@@ -195,6 +195,12 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
     return {row["number"] for row in rows}
 
 
+async def hold(connection: Connection, claims: Sequence[Claimed]) -> set[int]:
+    """The numbers that are still under these claims, locked until the caller's transaction ends."""
+    claims = sorted(claims, key=lambda claimed: claimed.number)
+    return {row["number"] for row in await connection.fetch(_SQL["hold"], *_names(claims))}
+
+
 async def record(database: Database, ended: Sequence[tuple[Claimed, End]]) -> set[int]:
     """`finish` in a commit of its own. Raises Unreachable, InFlight and OutcomeUnknown."""
     async with _written(database) as connection:

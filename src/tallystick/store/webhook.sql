@@ -141,3 +141,11 @@ SELECT (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(received_at))
            AS in_processing,
        (SELECT count(*) FROM (SELECT 1 FROM tally.webhook_events WHERE status = 'DEAD_LETTER' LIMIT $1) AS w) AS dead_letters,
        (SELECT count(*) FROM (SELECT 1 FROM tally.webhook_body_default LIMIT $1) AS w) AS bodies_without_a_day;
+
+-- name: hold
+-- Those that are still under their claims, and stay so until this transaction ends.
+SELECT e.number
+  FROM unnest($1::bigint[], $2::integer[]) AS mine (n, claim)
+ CROSS JOIN LATERAL (SELECT * FROM tally.webhook_events e
+                      WHERE e.number = mine.n AND e.claim_number = mine.claim AND e.status || '' = 'IN_PROCESSING'
+                        FOR NO KEY UPDATE) AS e;

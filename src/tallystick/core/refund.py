@@ -1,0 +1,189 @@
+"""Giving a payment back: what to do next about a refund that is owed. Pure.
+
+From its commit on a refund is the financial sweeper's, until the provider has it or has refused it for good:
+
+    never sent, or known not to have run ──> Send     the same key
+    may have run ──────────────────────────> LookUp   the provider's books first, wherever it has any
+    an answer known ───────────────────────> recorded
+    nobody can tell ───────────────────────> Hold     a person should look; it is asked about again all the same
+
+An outage is not a try: there is no number of tries after which a refund that is owed is given up. Pauses double from a
+second to an hour, spread out. A refusal is not believed before the books were asked: "already refunded" may be ours.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from tallystick.core import settlement
+from tallystick.core.keys import refund_key
+from tallystick.core.payment import Entry, Hold, Resend
+from tallystick.core.payment import Status as Status
+from tallystick.core.provider import Answer, Busy, Facts, Looked, Lookup, Refund
+from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
+
+FIRST_PAUSE: Final = timedelta(seconds=1)
+LONGEST_PAUSE: Final = timedelta(hours=1)
+# Past this, a pause is the longest anyway.
+_MOST_DOUBLINGS: Final = 12
+# It is never given up; the pause alone grows with the tries.
+_NO_BUDGET: Final = 2**31
+
+
+class Owed(msgspec.Struct, frozen=True, kw_only=True):
+    """A refund as the log has it."""
+
+    key: bytes
+    tenant: str
+    order_id: UUID
+    generation: int
+    provider: str
+    payment_intent_id: str
+    amount_micros: int
+    currency: str
+    status: Status
+    refund_id: str | None
+    reason: str | None
+    claim_number: int
+    tries: int
+    due_at: datetime
+
+
+class RefundView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a refund stands. COMPLETED: the provider has it. `reason`: why it is owed; or why it failed, and who looks."""
+
+    status: Status
+    payment_intent_id: str
+    refund_id: str | None
+    amount_micros: int
+    currency: str
+    reason: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+def patience(stuck_after: timedelta) -> Patience:
+    """How refunds are tried: for ever."""
+    return Patience(stuck_after=stuck_after, budget=_NO_BUDGET)
+
+
+def pause(tries: int, jitter: float) -> timedelta:
+    """Before the next try. `jitter` is from 0 to 1: those that failed together must not come back together."""
+    full: timedelta = min(FIRST_PAUSE * 2 ** min(tries, _MOST_DOUBLINGS), LONGEST_PAUSE)
+    return max(FIRST_PAUSE, full * (0.5 + jitter / 2))
+
+
+def next_step(
+    owed: Owed,
+    history: History,
+    *,
+    account: str,
+    lookup: Lookup,
+    now: datetime,
+    facts: Facts,
+    patience: Patience,
+    jitter: float,
+) -> Resend | LookUp | Entry:
+    """What to do about a refund that is due."""
+    step = settlement.next_step(
+        history, tries=0, account=account, lookup=lookup, now=now, facts=facts, patience=patience
+    )
+    match step:
+        case Send():
+            return Resend(owed.tries)
+        case LookUp():
+            return step
+        case Failed() if lookup is not Lookup.NONE:
+            # A refusal whose claim was lost. The books may know better.
+            return LookUp()
+        case _:
+            return entry_of(step, tries=owed.tries, now=now, jitter=jitter)
+
+
+def after_look(
+    owed: Owed,
+    history: History,
+    looked: Looked,
+    *,
+    lookup: Lookup,
+    now: datetime,
+    facts: Facts,
+    patience: Patience,
+    jitter: float,
+) -> Resend | Entry:
+    """What the provider's books make of a refund whose outcome is unknown."""
+    step = settlement.after_look(
+        history,
+        looked,
+        tries=0,
+        amount_micros=owed.amount_micros,
+        currency=owed.currency,
+        lookup=lookup,
+        now=now,
+        facts=facts,
+        patience=patience,
+    )
+    if isinstance(step, Send):
+        if history.refused_as is not None and not history.may_have_run:
+            return Failed(history.refused_as)
+        return Resend(owed.tries)
+    return entry_of(step, tries=owed.tries, now=now, jitter=jitter)
+
+
+def after_answer(
+    owed: Owed, history: History, answer: Answer, *, now: datetime, patience: Patience, jitter: float
+) -> Entry:
+    """What an answer makes of the log. `history` is that of the attempts before it."""
+    if isinstance(answer, Busy):
+        # Known not to have run. It waits as long as it is told to, and longer each time.
+        wait = max(pause(owed.tries, jitter), min(timedelta(seconds=answer.after_seconds), LONGEST_PAUSE))
+        return Hold(now + wait, owed.tries + 1, answer.code if answer.needs_person else None)
+    verdict = settlement.after_answer(history, answer, tries=0, now=now, patience=patience)
+    return entry_of(verdict, tries=owed.tries, now=now, jitter=jitter)
+
+
+def after_refusal(refused: Failed, looked_at: Entry | Resend) -> Entry:
+    """A refusal, once the books were asked about it. They decide where they show the refund, or cannot tell."""
+    return refused if isinstance(looked_at, Resend) else looked_at
+
+
+def entry_of(verdict: Verdict, *, tries: int, now: datetime, jitter: float) -> Entry:
+    """A verdict about a movement, as a refund's log has it."""
+    match verdict:
+        case Transferred() | Failed():
+            return verdict
+        case Wait(until, _):
+            return Hold(max(until, now + pause(tries, jitter)), tries + 1)
+        case Disputed("returned"):
+            return Failed("returned_at_the_provider")
+        case Disputed():
+            # Nobody can tell whether it went back. It stays owed, and nothing is sent beside it.
+            return Hold(now + LONGEST_PAUSE, tries + 1, verdict.reason)
+
+
+def instruction_of(
+    *,
+    tenant: str,
+    provider: str,
+    payment_intent_id: str,
+    amount_micros: int,
+    currency: str,
+    generation: int,
+    reason: str,
+) -> Refund:
+    """What is asked of the provider. Whoever finds it owed, and however often, arrives at the same key."""
+    return Refund(
+        key=refund_key(
+            tenant=tenant,
+            currency=currency,
+            provider=provider,
+            payment_intent_id=payment_intent_id,
+            generation=generation,
+        ),
+        payment_id=payment_intent_id,
+        amount_micros=amount_micros,
+        currency=currency,
+        reason=reason,
+    )

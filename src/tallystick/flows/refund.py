@@ -1,0 +1,404 @@
+"""Refunds: what is owed to a customer goes back to him, once, however long it takes.
+
+    begin   receipt, log row, intent and attempt, by the saga                  ── one transaction for many
+    send    one call to the provider, with a deadline                         ── no transaction is open
+    record  the answer, the log, the ledger and the event that waited for it  ── one transaction for many
+
+From `begin` on the financial sweeper owns it: whoever dies anywhere leaves a row that becomes due, and the sweeper goes on
+from what is stored. The deciders are in `core.refund`.
+"""
+
+import asyncio
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import structlog
+
+from tallystick.core.idempotency import Tenant
+from tallystick.core.order import order_id as id_of
+from tallystick.core.order import order_unknown
+from tallystick.core.outcome import Rejected
+from tallystick.core.payment import Entry, Hold, Resend
+from tallystick.core.provider import Absent, Answer, Done, Found, Looked, Lookup, Refused, Sending, Undecided
+from tallystick.core.refund import after_answer, after_look, after_refusal, next_step, patience
+from tallystick.core.settlement import NOTHING_SENT, Failed, LookUp, Transferred
+from tallystick.engine.group_commit import GroupCommit
+from tallystick.engine.port import Contended, Lost
+from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, TallystickError, Unreachable
+from tallystick.flows import sending
+from tallystick.flows.sending import Sender
+from tallystick.providers.port import Provider
+from tallystick.providers.steady import steady
+from tallystick.settings import LIMITS, Limits
+from tallystick.store import refund as store
+from tallystick.store.database import Database
+from tallystick.store.intent import Answered
+from tallystick.store.refund import Begun, Books, Claimed, Debt, RecordWork, Result, Terms
+from tallystick.store.settling import Evidence
+from tallystick.store.webhook import Claimed as ClaimedEvent
+
+log = structlog.get_logger("tallystick.refund")
+
+Jitter = Callable[[], float]
+# A provider that answers again is told of so many at once.
+_WOKEN: Final = 1_000
+
+
+class SweptRefunds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run over the refunds that are due did."""
+
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    waiting: int = 0
+    sent: int = 0
+
+
+class Refunds:
+    """Gives back for every tenant, over every configured provider. Use as an async context manager."""
+
+    def __init__(
+        self,
+        database: Database,
+        providers: Mapping[str, Provider],
+        sender: Sender,
+        *,
+        limits: Limits = LIMITS,
+        jitter: Jitter = random.random,
+    ) -> None:
+        """The providers and the sender stay the caller's to close."""
+        self._database = database
+        self._providers = providers
+        self._sender = sender
+        self._limits = limits
+        self._jitter = jitter
+        self._patience = patience(timedelta(seconds=limits.payment_stuck_seconds))
+        self.terms = Terms(
+            books={name: _books(adapter) for name, adapter in providers.items()},
+            lease=timedelta(seconds=limits.payment_lease_seconds),
+            leave_seconds=limits.send_seconds,
+        )
+        self._recorder: GroupCommit[Result, bool] = GroupCommit(RecordWork(database), limits=limits)
+        # For each provider: one that hangs must not keep the others waiting.
+        self._turns = {name: asyncio.Semaphore(limits.refunds_at_once) for name in providers}
+        self._flights: set[asyncio.Task[Entry]] = set()
+
+    async def __aenter__(self) -> Self:
+        """Start the lanes."""
+        await self._recorder.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Record what was answered; what is not by then, the sweeper finishes."""
+        if self._flights:
+            _, late = await asyncio.wait(self._flights, timeout=self._limits.drain_seconds)
+            for flight in late:
+                flight.cancel()
+        await self._recorder.__aexit__(kind, error, trace)
+
+    def launch(
+        self, begun: Sequence[tuple[ClaimedEvent | None, Begun]], *, began: float
+    ) -> "list[asyncio.Task[Entry]]":
+        """Send refunds whose attempts are committed, and record what came of each, with the event that waits for it.
+
+        `began` is from before that commit, on the steady clock. What a task returns is durable: a completed refund in
+        one commit with its event; a Hold stays with the financial sweeper. They go on when nobody waits for them.
+        """
+        flights = [
+            asyncio.create_task(self._sent(refund, event, began=began), name="refund") for event, refund in begun
+        ]
+        self._flights.update(flights)
+        for flight in flights:
+            flight.add_done_callback(self._flights.discard)
+        return flights
+
+    async def _all(self, begun: Sequence[Begun], *, began: float) -> list[Entry]:
+        # A broken invariant, and nothing else, is raised by one of them: after the others have ended.
+        flights = self.launch([(None, one) for one in begun], began=began)
+        await asyncio.gather(*flights, return_exceptions=True)
+        return [flight.result() for flight in flights]
+
+    async def sweep(self, *, most: int | None = None) -> SweptRefunds:
+        """One run of the financial sweeper: ask about, or send again, what is owed and due.
+
+        Raises RestoredDatabase before anything is claimed, and Unreachable. Safe beside the saga and other sweepers,
+        and to kill at any moment.
+        """
+        counts: Counter[str] = Counter()
+        claimed, heard = await self._claim(min(most or self._limits.refund_chunk, self._limits.refund_chunk))
+        counts["claimed"] = len(claimed)
+        steps = await asyncio.gather(*(self._next(one, heard) for one in claimed))
+        again = [one for one, step in zip(claimed, steps, strict=True) if isinstance(step, Resend)]
+        entries: list[Entry] = [step for step in steps if not isinstance(step, Resend)]
+        entries += await self._send_again(again, counts)
+        for entry in entries:
+            counts[_COUNTED[type(entry)]] += 1
+        back = {one.owed.provider for one in claimed if one.owed.tries > 0}
+        if counts["completed"] and back:
+            for provider in back:
+                await self._wake(provider)
+        return SweptRefunds(**counts)
+
+    async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
+        """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.
+
+        How it stands then: REFUND or KEPT. The refund is begun in the same commit, and the sweeper sends it.
+        """
+        uuid = id_of(order_id)
+        if uuid is None:
+            return order_unknown(order_id)
+        try:
+            async with self._database.writing() as connection:
+                found = await store.decide(connection, tenant, uuid, payment_intent_id)
+                if found is None:
+                    return _no_payment(order_id, payment_intent_id)
+                receipt, refund = found
+                if decision == "keep":
+                    if receipt["fate"] != "REVIEW":
+                        return _decided(receipt["fate"], payment_intent_id)
+                    await store.keep(connection, tenant, receipt)
+                    return "KEPT"
+                generation = 0
+                if receipt["fate"] == "REVIEW":
+                    await store.set_fate(connection, receipt, "REFUND")
+                elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
+                    generation = refund["attempt"] + 1
+                else:
+                    return _decided(receipt["fate"], payment_intent_id)
+                if receipt["provider"] not in self.terms.books:
+                    return _not_configured(receipt["provider"])
+                began = steady()
+                debt = Debt(
+                    tenant=tenant,
+                    order_id=uuid,
+                    provider=receipt["provider"],
+                    payment_intent_id=payment_intent_id,
+                    amount_micros=receipt["amount_micros"],
+                    currency=receipt["currency"],
+                    reason=receipt["reason"],
+                    generation=generation,
+                )
+                begun = await store.begin(connection, [debt], self.terms)
+        except Contended as contended:
+            raise InFlight(self._limits.lock_wait_seconds) from contended
+        except Lost as lost:
+            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+        await self._all(begun, began=began)
+        return "REFUND"
+
+    # --- what is due
+
+    async def _claim(self, most: int) -> tuple[list[Claimed], float]:
+        try:
+            async with self._database.writing() as connection:
+                # One that does not answer would only be asked in vain, and what is claimed waits.
+                answering = [name for name, one in self._providers.items() if one.breaker.away(steady()) <= 0]
+                claimed = await store.claim_due(connection, providers=answering, most=most, lease=self.terms.lease)
+        except (Contended, Lost) as error:
+            # Whether it was committed or not: what was claimed is due again later.
+            raise Unreachable(str(error)) from error
+        return claimed, steady()
+
+    async def _next(self, one: Claimed, heard: float) -> Resend | Entry:
+        """What a claimed refund comes to without a send. What cannot be stored stays as it is, and is due again."""
+        adapter = self._providers[one.owed.provider]
+        books = self.terms.books[one.owed.provider]
+        step = next_step(
+            one.owed,
+            one.history,
+            account=books.account,
+            lookup=books.lookup,
+            now=_now(one.now, heard),
+            facts=books.facts,
+            patience=self._patience,
+            jitter=self._jitter(),
+        )
+        response: bytes | None = None
+        if isinstance(step, LookUp):
+            now = _now(one.now, heard)
+            step, response = await self._asked(adapter, one, now)
+        if isinstance(step, Resend):
+            return step
+        await self._record(one, step, response)
+        return step
+
+    async def _asked(self, adapter: Provider, one: Claimed, now: datetime) -> tuple[Resend | Entry, bytes]:
+        """Ask the provider's books; what they make of it, and the evidence. Dated before the question."""
+        looked = await self._look_up(adapter, one, now)
+        books = self.terms.books[one.owed.provider]
+        step = after_look(
+            one.owed,
+            one.history,
+            looked,
+            lookup=books.lookup,
+            now=now,
+            facts=books.facts,
+            patience=self._patience,
+            jitter=self._jitter(),
+        )
+        return step, _looked(looked)
+
+    async def _look_up(self, adapter: Provider, one: Claimed | Begun, now: datetime) -> Looked:
+        first = one.history.first_sent_at or (one.attempt.first_sent_at if isinstance(one, Begun) else now)
+        try:
+            return await adapter.look_up(one.instruction, first_sent_at=first, now=now)
+        except TallystickError as error:
+            return Undecided(code="lookup_failed", message=str(error))
+
+    async def _send_again(self, claimed: Sequence[Claimed], counts: Counter[str]) -> list[Entry]:
+        if not claimed:
+            return []
+        began = steady()
+        try:
+            async with self._database.writing() as connection:
+                begun = await store.send_again(connection, claimed, self.terms)
+        except (Contended, Lost) as error:
+            raise Unreachable(str(error)) from error
+        counts["sent"] += len(begun)
+        return await self._all(begun, began=began)
+
+    async def _wake(self, provider: str) -> None:
+        try:
+            await store.wake(self._database, provider, _WOKEN)
+        except (TallystickError, Contended, Lost) as error:
+            # They are due by themselves, only later.
+            log.warning("refunds_not_woken", provider=provider, reason=type(error).__name__)
+
+    # --- a send
+
+    async def _sent(self, begun: Begun, event: ClaimedEvent | None, *, began: float) -> Entry:
+        """Send once, under a committed attempt, and record what came of it."""
+        provider = begun.owed.provider
+        adapter = self._providers[provider]
+        heard = steady()
+        # Counted from before the commit: this clock's not-after is never later than the database's.
+        leave = Sending(
+            first_sent_at=begun.attempt.first_sent_at,
+            not_after=begun.attempt.not_after,
+            sendable_until=began + self._limits.send_seconds,
+        )
+        async with self._turns[provider]:
+            # Too late for its leave, it is told so by the adapter and nothing is written.
+            answer: Answer = await sending.call(adapter, begun.instruction, leave)
+        self._sender.heard(provider, answer)
+        now = _now(begun.now, heard)
+        entry = after_answer(begun.owed, begun.history, answer, now=now, patience=self._patience, jitter=self._jitter())
+        response = _answered(answer)
+        if isinstance(entry, Failed) and isinstance(answer, Refused):
+            entry, response = await self._refused(adapter, begun, entry, now, response)
+        is_recorded = await self._record(begun, entry, response, Answered(begun.attempt, answer), event)
+        await self._sender.tell_breaker(provider)
+        return entry if is_recorded else Hold(now, begun.owed.tries)
+
+    async def _refused(
+        self, adapter: Provider, begun: Begun, refused: Failed, now: datetime, response: bytes
+    ) -> tuple[Entry, bytes]:
+        """A refusal is not believed before the books were asked: "already refunded" may be our own refund."""
+        books = self.terms.books[begun.owed.provider]
+        if books.lookup is Lookup.NONE:
+            return refused, response
+        looked = await self._look_up(adapter, begun, now)
+        if isinstance(looked, Absent):
+            return refused, response
+        step = after_look(
+            begun.owed,
+            NOTHING_SENT,
+            looked,
+            lookup=books.lookup,
+            now=now,
+            facts=books.facts,
+            patience=self._patience,
+            jitter=self._jitter(),
+        )
+        return after_refusal(refused, step), _looked(looked)
+
+    async def _record(
+        self,
+        one: Claimed | Begun,
+        entry: Entry,
+        response: bytes | None,
+        answered: Answered | None = None,
+        event: ClaimedEvent | None = None,
+    ) -> bool:
+        result = Result(
+            tenant=one.tenant,
+            key=one.owed.key,
+            claim_number=one.owed.claim_number,
+            entry=entry,
+            response=response,
+            answered=answered,
+            event=event,
+        )
+        if isinstance(entry, Failed):
+            log.error("refund_failed", order=str(one.owed.order_id), reason=entry.reason, next="tally refund")
+        elif isinstance(entry, Hold) and entry.reason is not None:
+            log.warning("refund_needs_a_person", order=str(one.owed.order_id), reason=entry.reason)
+        try:
+            return await self._recorder.submit(result, source=one.tenant.number)
+        except Exception:  # noqa: BLE001 - whatever it is: the money is where the answer says, and the row becomes due
+            log.error("refund_not_recorded", key=one.owed.key.hex(), trace=traceback.format_exc())
+            return False
+
+
+_COUNTED: Final[Mapping[type, str]] = {Transferred: "completed", Failed: "failed", Hold: "waiting"}
+
+
+def _books(adapter: Provider) -> Books:
+    return Books(account=adapter.account, facts=adapter.facts, lookup=adapter.facts.lookup.get("refund", Lookup.NONE))
+
+
+def _now(said: datetime, heard: float) -> datetime:
+    """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day."""
+    return said + timedelta(seconds=max(steady() - heard, 0.0))
+
+
+def _answered(answer: Answer) -> bytes:
+    what = answer.movement.status if isinstance(answer, Done) else f"{answer.code}: {answer.message}"
+    return _kept("answered", type(answer).__name__.lower(), what, answer.evidence)
+
+
+def _looked(looked: Looked) -> bytes:
+    match looked:
+        case Found():
+            ids = ", ".join(f"{movement.id} {movement.status}" for movement in looked.movements)
+            return _kept("looked_up", "found", ids, looked.evidence)
+        case Absent():
+            return _kept("looked_up", "absent", looked.lookup, looked.evidence)
+        case Undecided():
+            return _kept("looked_up", "undecided", f"{looked.code}: {looked.message}", looked.evidence)
+
+
+def _kept(what: str, found: str, detail: str, exchanges: Sequence[object]) -> bytes:
+    return msgspec.json.encode(Evidence(what=what, found=found, detail=detail, exchanges=tuple(exchanges)))  # type: ignore[arg-type]
+
+
+def _no_payment(order_id: str, payment_intent_id: str) -> Rejected:
+    return Rejected(
+        "payment_unknown",
+        f"{order_id} has no payment {payment_intent_id!r:.80}.",
+        "GET /v1/orders/{id} shows its payments. Nothing was changed.",
+    )
+
+
+def _decided(fate: str, payment_intent_id: str) -> Rejected:
+    return Rejected(
+        "payment_decided",
+        f"The payment {payment_intent_id!r:.80} needs no decision: it is {fate}.",
+        "Only a payment in REVIEW, or one whose refund has FAILED, waits for a person. Nothing was changed.",
+    )
+
+
+def _not_configured(provider: str) -> Rejected:
+    return Rejected(
+        "provider_not_configured",
+        f"The provider {provider!r} is not configured here.",
+        "Have its account configured (TALLY_PROVIDER, TALLY_<PROVIDER>_...), then send the same request again.",
+    )

@@ -1,0 +1,57 @@
+"""Postings of checkout on PostgreSQL, inside the transaction of what they describe."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from tallystick import queries
+from tallystick.core.checkout_ledger import Moved, accounts_of, postings
+from tallystick.core.outcome import Committed, Duplicate
+from tallystick.engine import batch
+from tallystick.errors import TallystickError
+from tallystick.store.database import Connection
+from tallystick.store.operation import PostgresTransaction
+
+_ENSURE: Final = queries.load(__package__, "settlement.sql")["ensure_accounts"]
+
+
+class LedgerRefused(TallystickError):
+    """A tenant's books refuse a payment's own posting: they were damaged, or an account is full."""
+
+
+async def post(connection: Connection, moves: Sequence[Moved]) -> None:
+    """Post them. Last in its transaction, but for the events: everybody needs these accounts.
+
+    The key of a posting is made of what it says: a payment goes one way once in a transaction, and a transaction whose
+    COMMIT was lost is run again with the same moves or finds them done.
+    """
+    if not moves:
+        return
+    wanted = accounts_of(moves)
+    places = sorted(wanted)
+    await connection.execute(
+        _ENSURE,
+        [tenant for tenant, _ in places],
+        [account for _, account in places],
+        [wanted[place][0] for place in places],
+        [wanted[place][1] for place in places],
+    )
+    claims = postings(moves, _token(moves))
+    answers = await batch.run(PostgresTransaction(connection), claims, patient=True)
+    for claim, answer in zip(claims, answers, strict=True):
+        if not isinstance(answer, Committed):
+            what = "it was posted before" if isinstance(answer, Duplicate) else str(answer)
+            raise LedgerRefused(
+                f"The ledger of tenant {claim.tenant.name} refuses the posting of a payment: {what}. "
+                "Nothing was changed; the money is at the provider. Run `tally verify`."
+            )
+
+
+def _token(moves: Sequence[Moved]) -> str:
+    hashed = sha256()
+    for moved in moves:
+        hashed.update(
+            f"{moved.tenant.number} {moved.move} {moved.provider} {moved.item.order} "
+            f"{moved.item.payment_intent_id} {moved.occasion}\n".encode()
+        )
+    return hashed.hexdigest()[:32]

@@ -1,0 +1,549 @@
+"""Refunds on PostgreSQL: begun with their intents, claimed when due, recorded with their ledger and their event.
+
+Locks in one order everywhere: orders, the log, intents, attempts, accounts, events.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+
+from tallystick import queries
+from tallystick.core.checkout_ledger import Item, Move, Moved
+from tallystick.core.idempotency import Tenant
+from tallystick.core.intent import decode_refund
+from tallystick.core.order import order_name
+from tallystick.core.payment import Entry, Hold
+from tallystick.core.provider import Facts, Lookup, Refund
+from tallystick.core.refund import Owed, RefundView, instruction_of
+from tallystick.core.settlement import NOTHING_SENT, Failed, History, Transferred
+from tallystick.core.webhook import End
+from tallystick.errors import InvariantBroken, RestoredDatabase
+from tallystick.store import intent as intents
+from tallystick.store import settling, webhook
+from tallystick.store.checkout_ledger import post
+from tallystick.store.database import Connection, Database
+from tallystick.store.intent import Answered, Asking, Attempt
+from tallystick.store.webhook import Claimed as ClaimedEvent
+
+_SQL = queries.load(__package__, "refund.sql")
+_MOST_COUNTED: Final = 10_000
+
+Name = tuple[int, bytes]
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a provider decides about refunds."""
+
+    account: str
+    facts: Facts
+    lookup: Lookup
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """How refunds are begun. `lease`: how long one is left to whoever works on it; `leave_seconds`: to write bytes."""
+
+    books: Mapping[str, Books]
+    lease: timedelta
+    leave_seconds: float
+
+
+class Debt(msgspec.Struct, frozen=True, kw_only=True):
+    """A payment that is to be given back. `reason` is told to the provider."""
+
+    tenant: Tenant
+    order_id: UUID
+    provider: str
+    payment_intent_id: str
+    amount_micros: int
+    currency: str
+    reason: str
+    generation: int = 0
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A refund with a committed attempt: send it. `history` is what was sent before it."""
+
+    tenant: Tenant
+    owed: Owed
+    instruction: Refund
+    attempt: Attempt
+    history: History
+    now: datetime
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A refund that is due, under a claim."""
+
+    tenant: Tenant
+    owed: Owed
+    instruction: Refund
+    history: History
+    now: datetime
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a refund. `claim_number` None: the provider told it by itself, so no claim is asked for.
+
+    `event` is the one that waits for it, where the caller has it in hand.
+    """
+
+    tenant: Tenant
+    key: bytes
+    claim_number: int | None
+    entry: Entry
+    response: bytes | None = None
+    answered: Answered | None = None
+    event: ClaimedEvent | None = None
+
+
+class RefundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One refund as a person wants to see it. `why` it is owed; `received_at`: when the payment was told of."""
+
+    key: bytes
+    generation: int
+    provider: str
+    response: bytes | None
+    tries: int
+    due_at: datetime
+    why: str
+    received_at: datetime
+    view: RefundView
+
+
+class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a payment, as a person wants to see it."""
+
+    provider: str
+    payment_intent_id: str
+    amount_micros: int
+    currency: str
+    fate: str
+    reason: str | None
+    event_number: int
+    received_at: datetime
+    recorded_at: datetime
+
+
+class RefundFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """For every process the same. `times`: upper bound in seconds to count and sum; quantiles of the last day."""
+
+    pending: int
+    oldest_seconds: float
+    times: tuple[tuple[float, int, float], ...]
+    p50_seconds: float | None
+    p99_seconds: float | None
+
+
+class RecordWork:
+    """Group commit's work: record what became of refunds."""
+
+    def __init__(self, database: Database) -> None:
+        """Writes as the owner."""
+        self._database = database
+
+    async def commit(
+        self,
+        items: Sequence[Result],
+        *,
+        patient: bool,  # noqa: ARG002 - a claim is held by its owner alone: there is nothing to step around
+    ) -> Sequence[bool]:
+        """True for each that is durable; False where the claim was lost: only the answer was kept, as evidence."""
+        async with self._database.writing() as connection:
+            return await record(connection, items)
+
+
+async def begin(connection: Connection, debts: Sequence[Debt], terms: Terms) -> list[Begun]:
+    """Commit refunds with their first attempts, inside the caller's transaction, which has written their receipts.
+
+    Nothing may be sent before he has committed it. Raises RestoredDatabase: what this database does not know may have
+    been given back already.
+    """
+    if not debts:
+        return []
+    if not await settling.is_here(connection):
+        raise RestoredDatabase
+    wanted = sorted(((debt, _instruction(debt)) for debt in debts), key=lambda one: (one[1].key, one[0].tenant.number))
+    attempts = await intents.begin(
+        connection,
+        [
+            _asking(debt.tenant, debt.provider, instruction, terms.books[debt.provider], terms)
+            for debt, instruction in wanted
+        ],
+    )
+    await connection.execute(
+        _SQL["log_refunds"],
+        [debt.tenant.number for debt, _ in wanted],
+        [instruction.key for _, instruction in wanted],
+        [debt.order_id for debt, _ in wanted],
+        [debt.generation for debt, _ in wanted],
+        [debt.amount_micros for debt, _ in wanted],
+        [debt.currency for debt, _ in wanted],
+        [debt.provider for debt, _ in wanted],
+        [debt.payment_intent_id for debt, _ in wanted],
+        terms.lease,
+    )
+    begun = []
+    for (debt, instruction), attempt in zip(wanted, attempts, strict=True):
+        if not isinstance(attempt, Attempt):
+            raise InvariantBroken(f"a refund that was just logged was sent before: {instruction.key.hex()}")
+        begun.append(_begun(debt, instruction, attempt))
+    return begun
+
+
+async def send_again(connection: Connection, claimed: Sequence[Claimed], terms: Terms) -> list[Begun]:
+    """Further attempts under claims, inside the caller's transaction. Those that may be sent."""
+    if not claimed:
+        return []
+    if not await settling.is_here(connection):
+        raise RestoredDatabase
+    ordered = sorted(claimed, key=lambda one: (one.owed.key, one.tenant.number))
+    rows = await connection.fetch(
+        _SQL["extend"],
+        [one.tenant.number for one in ordered],
+        [one.owed.key for one in ordered],
+        [one.owed.claim_number for one in ordered],
+        terms.lease,
+    )
+    kept = {row["idempotency_key"] for row in rows}
+    mine = [one for one in ordered if one.owed.key in kept]
+    attempts = await intents.begin(
+        connection,
+        [
+            _asking(one.tenant, one.owed.provider, one.instruction, terms.books[one.owed.provider], terms)
+            for one in mine
+        ],
+    )
+    return [
+        Begun(
+            tenant=one.tenant,
+            owed=one.owed,
+            instruction=one.instruction,
+            attempt=attempt,
+            history=one.history,
+            now=one.now,
+        )
+        for one, attempt in zip(mine, attempts, strict=True)
+        if isinstance(attempt, Attempt)
+    ]
+
+
+async def claim_due(connection: Connection, *, providers: Sequence[str], most: int, lease: timedelta) -> list[Claimed]:
+    """Refunds that are due, under a new claim, and what was sent for each. Raises RestoredDatabase."""
+    if not await settling.is_here(connection):
+        raise RestoredDatabase
+    rows = await connection.fetch(_SQL["claim_due"], most, list(providers), lease)
+    by_provider: dict[str, list[Name]] = {}
+    for row in rows:
+        by_provider.setdefault(row["provider"], []).append((row["tenant_id"], row["idempotency_key"]))
+    histories: dict[Name, History] = {}
+    for provider, names in by_provider.items():
+        histories |= await settling.sent(connection, provider, names)
+    return [
+        Claimed(
+            tenant=Tenant(row["tenant_id"], row["tenant"]),
+            owed=_owed(row),
+            instruction=decode_refund(row["instruction"]),
+            history=histories.get((row["tenant_id"], row["idempotency_key"]), NOTHING_SENT),
+            now=row["now"],
+        )
+        for row in rows
+    ]
+
+
+async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
+    """Record results inside the caller's transaction: the log, the ledger, and the event that waited, in one commit."""
+    ordered = sorted(items, key=lambda item: (item.key, item.tenant.number))
+    rows = {
+        (row["tenant_id"], row["idempotency_key"]): row
+        for row in await connection.fetch(
+            _SQL["lock"], [item.tenant.number for item in ordered], [item.key for item in ordered]
+        )
+    }
+    mine = [(item, row) for item in ordered for row in [rows[item.tenant.number, item.key]] if _is_mine(item, row)]
+    if mine:
+        await connection.execute(_SQL["record"], *_recorded([item for item, _ in mine]))
+    answered = [item.answered for item in ordered if item.answered is not None]
+    if answered:
+        await intents.record_answers(connection, answered)
+    done = [(item, row) for item, row in mine if isinstance(item.entry, Transferred)]
+    if done:
+        await connection.execute(
+            _SQL["explain_breaks"],
+            [row["provider"] for _, row in done],
+            [item.entry.transfer_id for item, _ in done if isinstance(item.entry, Transferred)],
+        )
+    failed = [(item, row) for item, row in mine if isinstance(item.entry, Failed)]
+    if failed:
+        await _report(connection, failed)
+    await post(connection, [*_moves(done, "refunded"), *_moves(_came_back(failed), "refund_failed")])
+    await _compensate(connection, done)
+    written = {id(item) for item, _ in mine}
+    # A batch that is run again after a lost COMMIT finds its own results.
+    return [id(item) in written or _is_there(item, rows[item.tenant.number, item.key]) for item in items]
+
+
+async def wake(database: Database, provider: str, most: int) -> None:
+    """Make due what waits for this provider: it answers again."""
+    async with database.writing() as connection:
+        await connection.execute(_SQL["wake"], provider, most)
+
+
+async def decide(
+    connection: Connection, tenant: Tenant, order_id: UUID, payment_intent_id: str
+) -> tuple[asyncpg.Record, asyncpg.Record | None] | None:
+    """A receipt under its lock, and its newest refund. None: there is no such payment."""
+    receipt = await connection.fetchrow(_SQL["lock_receipt"], tenant.number, order_id, payment_intent_id)
+    if receipt is None:
+        return None
+    refund = await connection.fetchrow(_SQL["newest"], tenant.number, payment_intent_id, receipt["provider"])
+    return receipt, refund
+
+
+async def set_fate(connection: Connection, receipt: asyncpg.Record, fate: str) -> None:
+    """What a person has decided of a payment in review."""
+    await connection.execute(
+        _SQL["decide_receipt"], receipt["tenant_id"], receipt["order_id"], receipt["payment_intent_id"], fate
+    )
+
+
+async def keep(connection: Connection, tenant: Tenant, receipt: asyncpg.Record) -> None:
+    """The money of a payment in review stays: it is the tenant's."""
+    await set_fate(connection, receipt, "KEPT")
+    item = Item(order_name(receipt["order_id"].bytes), receipt["payment_intent_id"], receipt["amount_micros"])
+    await post(connection, [Moved(tenant, "kept", receipt["provider"], receipt["currency"], item)])
+
+
+async def read(database: Database, tenant: Tenant, order_id: UUID) -> list[RefundRow]:
+    """Every refund of an order, the oldest first."""
+    async with database.reading(tenant.number) as connection:
+        rows = await connection.fetch(_SQL["of_order"], tenant.number, order_id)
+    return [
+        RefundRow(
+            key=row["idempotency_key"],
+            generation=row["attempt"],
+            provider=row["provider"],
+            response=row["provider_response"],
+            tries=row["tries"],
+            due_at=row["due_at"],
+            why=row["why"],
+            received_at=row["received_at"],
+            view=view(row),
+        )
+        for row in rows
+    ]
+
+
+async def receipts(database: Database, tenant: Tenant, order_id: UUID) -> list[ReceiptRow]:
+    """What was taken for an order, and what became of it."""
+    async with database.reading(tenant.number) as connection:
+        rows = await connection.fetch(_SQL["receipts_of_order"], tenant.number, order_id)
+    return [ReceiptRow(**dict(row)) for row in rows]
+
+
+def view(row: asyncpg.Record) -> RefundView:
+    """As callers see it."""
+    return RefundView(
+        status=row["status"],
+        payment_intent_id=row["payment_intent_id"],
+        refund_id=row["refund_id"],
+        amount_micros=row["amount_micros"],
+        currency=row["currency"],
+        reason=row["reason"] or row["why"],
+        created_at=row["created_at"],
+        completed_at=row["completed_at"],
+    )
+
+
+async def figures(database: Database) -> RefundFigures:
+    """What is owed, and how long it took."""
+    async with database.owning() as connection:
+        ((pending, oldest),) = await connection.fetch(_SQL["figures"], _MOST_COUNTED)
+        times = await connection.fetch(_SQL["times"])
+        quantiles = await connection.fetchval(_SQL["quantiles"], _MOST_COUNTED)
+    p50, p99 = quantiles or (None, None)
+    return RefundFigures(
+        pending=pending,
+        oldest_seconds=oldest,
+        times=tuple((one["le"], one["count"], one["seconds"]) for one in times),
+        p50_seconds=p50,
+        p99_seconds=p99,
+    )
+
+
+async def _report(connection: Connection, failed: Sequence[tuple[Result, asyncpg.Record]]) -> None:
+    """A refund that failed is a break: the customer's money is here, and only a person can go on."""
+    await connection.execute(
+        _ADD_BREAKS,
+        ["refund_failed"] * len(failed),
+        [row["provider"] for _, row in failed],
+        ["refund"] * len(failed),
+        [item.key.hex() for item, _ in failed],
+        [intents.storable(item.entry.reason) for item, _ in failed if isinstance(item.entry, Failed)],
+        [row["amount_micros"] for _, row in failed],
+        [row["currency"] for _, row in failed],
+        [row["tenant_id"] for _, row in failed],
+        [row["order_id"] for _, row in failed],
+        [row["event_number"] for _, row in failed],
+    )
+
+
+_ADD_BREAKS: Final = queries.load(__package__, "saga.sql")["add_breaks"]
+
+
+def _came_back(failed: Sequence[tuple[Result, asyncpg.Record]]) -> list[tuple[Result, asyncpg.Record]]:
+    """Those that the provider had: only their money had left `owed`."""
+    return [(item, row) for item, row in failed if row["status"] == "COMPLETED"]
+
+
+def _moves(of: Sequence[tuple[Result, asyncpg.Record]], move: Move) -> list[Moved]:
+    return [
+        Moved(
+            item.tenant,
+            move,
+            row["provider"],
+            row["currency"],
+            Item(order_name(row["order_id"].bytes), row["payment_intent_id"], row["amount_micros"]),
+            item.key.hex(),
+        )
+        for item, row in of
+    ]
+
+
+async def _compensate(connection: Connection, done: Sequence[tuple[Result, asyncpg.Record]]) -> None:
+    """The events that waited are PROCESSED_COMPENSATED, each under a claim: the caller's, or one taken here."""
+    held = {item.event.number: item.event for item, _ in done if item.event is not None}
+    finished: set[int] = set()
+    if held:
+        finished = await webhook.finish(
+            connection, [(event, End("PROCESSED_COMPENSATED", event.tries)) for event in held.values()]
+        )
+    waiting = sorted({row["event_number"] for _, row in done} - finished)
+    if not waiting:
+        return
+    # One that somebody else has in hand is left to him: he finds the refund completed.
+    taken = [row["number"] for row in await connection.fetch(_SQL["take_events"], waiting)]
+    if taken:
+        await connection.execute(_SQL["compensate_events"], taken)
+
+
+def _is_mine(item: Result, row: asyncpg.Record) -> bool:
+    if item.claim_number is not None and row["claim_number"] != item.claim_number:
+        return False
+    # What the provider has may still come back; nothing else changes what is final.
+    return bool(row["status"] == "PENDING" or (row["status"] == "COMPLETED" and isinstance(item.entry, Failed)))
+
+
+def _is_there(item: Result, row: asyncpg.Record) -> bool:
+    match item.entry:
+        case Transferred(refund_id):
+            return bool(row["status"] == "COMPLETED" and row["refund_id"] == intents.storable(refund_id))
+        case Failed():
+            return bool(row["status"] == "FAILED")
+        case Hold():
+            return False
+
+
+def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
+    statuses: list[object] = []
+    refunds: list[object] = []
+    reasons: list[object] = []
+    for item in items:
+        match item.entry:
+            case Transferred(refund_id):
+                statuses.append("COMPLETED")
+                refunds.append(intents.storable(refund_id))
+                reasons.append(None)
+            case Failed(reason):
+                statuses.append("FAILED")
+                refunds.append(None)
+                reasons.append(intents.storable(reason))
+            case Hold():
+                statuses.append("PENDING")
+                refunds.append(None)
+                reasons.append(None if item.entry.reason is None else intents.storable(item.entry.reason))
+    return (
+        [item.tenant.number for item in items],
+        [item.key for item in items],
+        statuses,
+        refunds,
+        reasons,
+        [item.entry.until if isinstance(item.entry, Hold) else None for item in items],
+        [item.entry.tries if isinstance(item.entry, Hold) else None for item in items],
+        [item.response for item in items],
+        [item.claim_number is None for item in items],
+    )
+
+
+def _instruction(debt: Debt) -> Refund:
+    return instruction_of(
+        tenant=debt.tenant.name,
+        provider=debt.provider,
+        payment_intent_id=debt.payment_intent_id,
+        amount_micros=debt.amount_micros,
+        currency=debt.currency,
+        generation=debt.generation,
+        reason=debt.reason,
+    )
+
+
+def _asking(tenant: Tenant, provider: str, instruction: Refund, books: Books, terms: Terms) -> Asking:
+    return Asking(
+        tenant=tenant,
+        provider=provider,
+        purpose="refund",
+        instruction=instruction,
+        account=books.account,
+        token=uuid4(),
+        leave_seconds=terms.leave_seconds,
+        remembered=books.facts.key_horizon - books.facts.key_margin,
+    )
+
+
+def _begun(debt: Debt, instruction: Refund, attempt: Attempt) -> Begun:
+    owed = Owed(
+        key=instruction.key,
+        tenant=debt.tenant.name,
+        order_id=debt.order_id,
+        generation=debt.generation,
+        provider=debt.provider,
+        payment_intent_id=debt.payment_intent_id,
+        amount_micros=debt.amount_micros,
+        currency=debt.currency,
+        status="PENDING",
+        refund_id=None,
+        reason=None,
+        claim_number=1,
+        tries=0,
+        due_at=attempt.not_after,
+    )
+    return Begun(
+        tenant=debt.tenant,
+        owed=owed,
+        instruction=instruction,
+        attempt=attempt,
+        history=NOTHING_SENT,
+        now=attempt.first_sent_at,
+    )
+
+
+def _owed(row: asyncpg.Record) -> Owed:
+    return Owed(
+        key=row["idempotency_key"],
+        tenant=row["tenant"],
+        order_id=UUID(bytes=row["order_id"].bytes),
+        generation=row["attempt"],
+        provider=row["provider"],
+        payment_intent_id=row["payment_intent_id"],
+        amount_micros=row["amount_micros"],
+        currency=row["currency"],
+        status=row["status"],
+        refund_id=row["refund_id"],
+        reason=row["reason"],
+        claim_number=row["claim_number"],
+        tries=row["tries"],
+        due_at=row["due_at"],
+    )

@@ -1,0 +1,171 @@
+-- LATERAL with OFFSET 0, or with a lock, is a probe of an index for each row, as in payment.sql.
+
+-- name: log_refunds
+-- No ON CONFLICT: a second live refund of a payment is a race that the order's lock excludes, or a bug. The trigger computes
+-- keys again, compares with the receipt and asks for the intents, which the same transaction has just made.
+INSERT INTO tally.payment_idempotency_log
+       (tenant_id, idempotency_key, order_id, operation_type, attempt, amount_micros, currency, provider, payment_intent_id,
+        due_at, created_at)
+SELECT t, k, o, 'REFUND', generation, amount, currency, provider, payment, clock_timestamp() + $9::interval,
+       clock_timestamp()
+  FROM unnest($1::integer[], $2::bytea[], $3::uuid[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[])
+       AS fresh (t, k, o, generation, amount, currency, provider, payment);
+
+-- name: lock
+-- Given sorted, and locked in that order, before the attempts: as everybody does.
+SELECT l.tenant_id, l.idempotency_key, l.order_id, l.provider, l.payment_intent_id, l.amount_micros, l.currency,
+       l.claim_number, l.status, l.refund_id, l.reason, r.event_number
+  FROM unnest($1::integer[], $2::bytea[]) AS given (t, k)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
+                      WHERE l.idempotency_key = given.k AND l.tenant_id = given.t FOR NO KEY UPDATE) AS l
+  LEFT JOIN LATERAL (SELECT r.event_number FROM tally.payment_receipt r
+                      WHERE r.order_id = l.order_id AND r.tenant_id = l.tenant_id
+                        AND r.payment_intent_id = l.payment_intent_id AND r.provider = l.provider OFFSET 0) AS r ON true;
+
+-- name: record
+-- Locked before, and compared with the claim. One that was told by the provider itself ends the claim of whoever is at it.
+UPDATE tally.payment_idempotency_log l
+   SET status = g.status, refund_id = coalesce(g.refund, l.refund_id),
+       reason = g.reason,
+       due_at = coalesce(g.due_at, l.due_at), tries = coalesce(g.tries, l.tries),
+       provider_response = coalesce(g.response, l.provider_response),
+       claim_number = l.claim_number + g.ends_claim::integer,
+       completed_at = CASE g.status WHEN 'PENDING' THEN NULL ELSE clock_timestamp() END
+  FROM unnest($1::integer[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::integer[],
+              $8::bytea[], $9::boolean[])
+       AS g (t, k, status, refund, reason, due_at, tries, response, ends_claim)
+ WHERE l.idempotency_key = g.k AND l.tenant_id = g.t;
+
+-- name: extend
+-- Sent again under the claim it has: nobody else takes it meanwhile. Those that are still under it.
+UPDATE tally.payment_idempotency_log l
+   SET due_at = clock_timestamp() + $4::interval
+  FROM unnest($1::integer[], $2::bytea[], $3::integer[]) AS given (t, k, claim)
+ WHERE l.idempotency_key = given.k AND l.tenant_id = given.t AND l.claim_number = given.claim
+   AND l.status || '' = 'PENDING'
+RETURNING l.idempotency_key;
+
+-- name: claim_due
+-- What is owed and due, by the database's clock. SKIP LOCKED: two sweepers never share one.
+WITH claimed AS (
+    UPDATE tally.payment_idempotency_log l
+       SET claim_number = l.claim_number + 1, due_at = clock_timestamp() + $3::interval
+     WHERE l.ctid = ANY (ARRAY(SELECT ctid FROM tally.payment_idempotency_log
+                                WHERE operation_type = 'REFUND' AND status = 'PENDING' AND due_at <= statement_timestamp()
+                                  AND provider = ANY ($2::text[])
+                                ORDER BY due_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED))
+    RETURNING l.*
+)
+SELECT l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.attempt, l.provider, l.payment_intent_id,
+       l.amount_micros, l.currency, l.status, l.refund_id, l.reason, l.claim_number, l.tries, l.due_at, i.instruction,
+       clock_timestamp() AS now
+  FROM claimed l
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t
+ CROSS JOIN LATERAL (SELECT * FROM tally.intent i
+                      WHERE i.tenant_id = l.tenant_id AND i.key = l.idempotency_key AND i.provider = l.provider
+                     OFFSET 0) AS i;
+
+-- name: by_id
+SELECT g.place, l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.status, l.refund_id
+  FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (provider, id, place)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
+                      WHERE l.refund_id = g.id AND l.provider = g.provider OFFSET 0) AS l
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t;
+
+-- name: by_key
+SELECT g.place, l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.status, l.refund_id
+  FROM unnest($1::text[], $2::bytea[], $3::bytea[]) WITH ORDINALITY AS g (provider, low, high, place)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
+                      WHERE l.idempotency_key BETWEEN g.low AND g.high AND l.provider = g.provider
+                        AND l.operation_type = 'REFUND' OFFSET 0) AS l
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t;
+
+-- name: by_payment
+-- A provider that keeps no reference on refunds (Square): the one live refund of the payment, of that very amount.
+SELECT g.place, l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.status, l.refund_id
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) WITH ORDINALITY AS g (provider, parent, amount, cur, place)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
+                      WHERE l.payment_intent_id = g.parent AND l.provider = g.provider AND l.operation_type = 'REFUND'
+                        AND l.status = 'PENDING' AND l.refund_id IS NULL
+                        AND l.amount_micros = g.amount AND l.currency = g.cur OFFSET 0) AS l
+ CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t;
+
+-- name: take_events
+-- Events that wait for these refunds. One that another worker has in hand is left to him: he finds the refund completed.
+UPDATE tally.webhook_events e
+   SET status = 'IN_PROCESSING', claim_number = e.claim_number + 1, claimed_by = 'financial sweeper',
+       processing_until = clock_timestamp() + interval '1 minute'
+ WHERE e.number = ANY (ARRAY(SELECT w.number FROM tally.webhook_events w
+                              WHERE w.number = ANY ($1::bigint[]) AND w.status || '' = 'UNPROCESSED'
+                              ORDER BY w.number FOR UPDATE SKIP LOCKED))
+RETURNING e.number;
+
+-- name: compensate_events
+UPDATE tally.webhook_events e
+   SET status = 'PROCESSED_COMPENSATED', processing_until = NULL, processed_at = clock_timestamp(), reason = NULL
+ WHERE e.number = ANY ($1::bigint[]) AND e.status || '' = 'IN_PROCESSING';
+
+-- name: explain_breaks
+-- What was reported because nothing here explained it, and now something does.
+UPDATE tally.payment_break b
+   SET resolved_at = clock_timestamp(), resolution = 'explained by a refund of ours', resolved_by = 'saga'
+  FROM unnest($1::text[], $2::text[]) AS given (provider, id)
+ WHERE b.provider = given.provider AND b.object_id = given.id AND b.kind IN ('missing_here', 'refunded_outside')
+   AND b.resolved_at IS NULL;
+
+-- name: wake
+-- The provider answers again: what waited for it need not wait out its pause.
+UPDATE tally.payment_idempotency_log l SET due_at = clock_timestamp()
+ WHERE l.ctid = ANY (ARRAY(SELECT ctid FROM tally.payment_idempotency_log
+                            WHERE operation_type = 'REFUND' AND status = 'PENDING' AND provider = $1
+                              AND due_at > clock_timestamp() + interval '1 second' AND reason IS NULL
+                            LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED));
+
+-- name: of_order
+SELECT l.idempotency_key, l.attempt, l.provider, l.payment_intent_id, l.refund_id, l.amount_micros, l.currency, l.status,
+       l.reason, l.provider_response, l.tries, l.due_at, l.created_at, l.completed_at, r.reason AS why, r.received_at
+  FROM tally.payment_idempotency_log l
+  JOIN tally.payment_receipt r ON r.order_id = l.order_id AND r.tenant_id = l.tenant_id
+                              AND r.payment_intent_id = l.payment_intent_id AND r.provider = l.provider
+ WHERE l.tenant_id = $1 AND l.order_id = $2 AND l.operation_type = 'REFUND'
+ ORDER BY l.created_at, l.attempt;
+
+-- name: receipts_of_order
+SELECT provider, payment_intent_id, amount_micros, currency, fate, reason, event_number, received_at, recorded_at
+  FROM tally.payment_receipt WHERE tenant_id = $1 AND order_id = $2 ORDER BY recorded_at;
+
+-- name: lock_receipt
+SELECT r.*, t.name AS tenant, clock_timestamp() AS now
+  FROM tally.payment_receipt r JOIN tally.tenant t USING (tenant_id)
+ WHERE r.tenant_id = $1 AND r.order_id = $2 AND r.payment_intent_id = $3
+   FOR NO KEY UPDATE OF r;
+
+-- name: newest
+SELECT l.attempt, l.status, l.reason FROM tally.payment_idempotency_log l
+ WHERE l.operation_type = 'REFUND' AND l.tenant_id = $1 AND l.payment_intent_id = $2 AND l.provider = $3
+ ORDER BY l.attempt DESC LIMIT 1;
+
+-- name: decide_receipt
+UPDATE tally.payment_receipt SET fate = $4 WHERE tenant_id = $1 AND order_id = $2 AND payment_intent_id = $3;
+
+-- name: figures
+SELECT (SELECT count(*) FROM (SELECT 1 FROM tally.payment_idempotency_log
+                               WHERE operation_type = 'REFUND' AND status = 'PENDING' LIMIT $1) AS p) AS pending,
+       (SELECT greatest(coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0), 0)::float8
+          FROM tally.payment_idempotency_log WHERE operation_type = 'REFUND' AND status = 'PENDING') AS oldest_seconds;
+
+-- name: times
+SELECT le, sum(count)::bigint AS count, sum(seconds)::float8 AS seconds FROM tally.compensation_time GROUP BY le ORDER BY le;
+
+-- name: quantiles
+-- Over the newest so many of the last day.
+SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY took) AS quantiles
+  FROM (SELECT extract(epoch FROM l.completed_at - r.received_at)::float8 AS took
+          FROM (SELECT * FROM tally.payment_idempotency_log
+                 WHERE operation_type = 'REFUND' AND status = 'COMPLETED'
+                   AND completed_at > clock_timestamp() - interval '1 day'
+                 ORDER BY completed_at DESC LIMIT $1) AS l
+         CROSS JOIN LATERAL (SELECT r.received_at FROM tally.payment_receipt r
+                              WHERE r.order_id = l.order_id AND r.tenant_id = l.tenant_id
+                                AND r.payment_intent_id = l.payment_intent_id AND r.provider = l.provider OFFSET 0) AS r
+       ) AS done;

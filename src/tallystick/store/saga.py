@@ -1,0 +1,682 @@
+"""The saga on PostgreSQL: a batch of events decided and written in one transaction.
+
+    find    which charges and refunds of ours the events tell of           ── no lock
+    lock    their orders, in one order; then what is stored of each        ── so that nobody decides beside us
+    decide  event by event (`core.saga`), each with what the one before it did
+    write   receipts, orders PAID in one statement, refunds begun, breaks, ledger, and the events' ends
+
+Locks in one order everywhere: orders, stocks, the log, intents, attempts, accounts, events.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from tallystick import queries
+from tallystick.core import saga
+from tallystick.core.checkout_ledger import Item, Moved
+from tallystick.core.idempotency import Tenant
+from tallystick.core.keys import hex64, square45, uuid_form
+from tallystick.core.order import order_name
+from tallystick.core.payment import Status as ChargeStatus
+from tallystick.core.provider import Movement
+from tallystick.core.saga import (
+    Break,
+    Case,
+    Complete,
+    Decision,
+    FailCharge,
+    FailRefund,
+    GiveBack,
+    Ignore,
+    LoggedRefund,
+    Ours,
+    Pay,
+    Policy,
+    Receipt,
+    Review,
+    Told,
+)
+from tallystick.core.settlement import Failed, Transferred
+from tallystick.core.webhook import Compensated, End, Ok, Outcome, Postponed, Recorded
+from tallystick.errors import InvariantBroken, require
+from tallystick.store import intent as intents
+from tallystick.store import refund, webhook
+from tallystick.store.checkout_ledger import post
+from tallystick.store.database import Connection, Database
+from tallystick.store.refund import Begun, Debt, Result, Terms
+from tallystick.store.settlement_review import key_bounds
+from tallystick.store.webhook import Claimed
+
+_SQL = queries.load(__package__, "saga.sql")
+_REFUND_SQL = queries.load(__package__, "refund.sql")
+_FORMS = (hex64, uuid_form, square45)
+_MOST_COUNTED: Final = 10_000
+PENDING_REFUND: Final = "its refund is not completed: the financial sweeper has it"
+
+Place = tuple[int, UUID]
+
+
+class ClaimsLost(Exception):
+    """Nothing may be committed about these events under our claims."""
+
+    def __init__(self, numbers: set[int]) -> None:
+        """The rest may be done again without them."""
+        super().__init__(f"{len(numbers)} events are another worker's")
+        self.numbers = numbers
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transaction came to, once it is committed.
+
+    `outcomes` by event; those that wait for a refund which was begun here are in `begun` instead, with it. `changed`
+    are the orders that others should hear of.
+    """
+
+    outcomes: Mapping[int, Outcome]
+    begun: tuple[tuple[Claimed, Begun], ...]
+    changed: tuple[tuple[Tenant, UUID], ...]
+
+
+class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant wants done with money that does not fit; `changed_by` None: it is the default."""
+
+    late: str
+    other_amount: str
+    changed_by: str | None = None
+    changed_at: datetime | None = None
+
+
+class BreakView(msgspec.Struct, frozen=True, kw_only=True):
+    """What nothing here explains, or contradicts what is here."""
+
+    number: int
+    kind: str
+    provider: str
+    purpose: str
+    object_id: str
+    word: str
+    amount_micros: int
+    currency: str
+    order_id: str | None
+    event_number: int | None
+    found_at: datetime
+    resolved_at: datetime | None
+    resolution: str | None
+    resolved_by: str | None
+
+
+class _Charge(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: Tenant
+    order_id: UUID
+    key: bytes
+    status: ChargeStatus
+    payment_intent_id: str | None
+
+    @property
+    def place(self) -> Place:
+        return self.tenant.number, self.order_id
+
+
+class _Refund(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: Tenant
+    order_id: UUID
+    key: bytes
+
+    @property
+    def place(self) -> Place:
+        return self.tenant.number, self.order_id
+
+
+async def settle(
+    connection: Connection, events: Sequence[Claimed], terms: Terms, *, look_again_seconds: float
+) -> Settled:
+    """Decide and write a batch, inside the caller's transaction. Raises ClaimsLost, RestoredDatabase, LedgerRefused."""
+    told = [(event, event.movement) for event in events if event.movement is not None]
+    charges = [pair for pair in told if pair[1].purpose == "charge"]
+    refunds = [pair for pair in told if pair[1].purpose == "refund"]
+    batch = _Batch(connection, terms, look_again_seconds)
+    for event in events:
+        if event.movement is None:
+            batch.outcomes[event.number] = Ok()
+    found_charges = await _found_charges(connection, charges)
+    found_refunds, given_back = await _found_refunds(connection, refunds)
+    # All locks of orders in one go, and in one order.
+    places = {charge.place for charge in found_charges.values()}
+    await batch.lock(places | {one.place for one in found_refunds.values()})
+    await batch.refunds(refunds, found_refunds, given_back)
+    await batch.charges(charges, found_charges)
+    return await batch.write(events)
+
+
+class _Batch:
+    """One transaction for many events."""
+
+    def __init__(self, connection: Connection, terms: Terms, look_again_seconds: float) -> None:
+        self._connection = connection
+        self._terms = terms
+        self._look_again = look_again_seconds
+        self.outcomes: dict[int, Outcome] = {}
+        self._paid: list[tuple[_Charge, Claimed, Movement, bool]] = []
+        self._held: list[tuple[_Charge, Claimed, Movement, GiveBack | Review]] = []
+        self._learned: dict[tuple[int, bytes], str] = {}
+        self._failed: dict[tuple[int, bytes], str] = {}
+        self._breaks: list[tuple[str, Claimed, Movement, Place | None]] = []
+        self._results: list[Result] = []
+        self._touched: dict[Place, Tenant] = {}
+        self._counts: Counter[str] = Counter()
+        self._cases: dict[Place, Case] = {}
+        self._skus: dict[Place, tuple[int, str]] = {}
+        self._stocks: dict[tuple[int, str], int] = {}
+        self._given_back: set[tuple[Place, str]] = set()
+
+    # --- charges
+
+    async def charges(self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, _Charge]) -> None:
+        """Decide what is told of payments."""
+        current = await self._again(found)
+        for event, movement in sorted(told, key=lambda pair: pair[0].number):
+            charge = current.get(event.number)
+            ours = None if charge is None else self._ours(charge)
+            case = None if charge is None else self._case(charge)
+            decision = saga.decide(movement, ours, case)
+            self._take(event, movement, charge, ours, decision)
+            if charge is not None and case is not None:
+                later = saga.after(case, movement, decision, event_number=event.number)
+                self._cases[charge.place] = later
+                if later.available is not None:
+                    self._stocks[self._skus[charge.place]] = later.available
+
+    def _ours(self, charge: _Charge) -> Ours:
+        """The charge, with what this batch has done to it."""
+        name = charge.tenant.number, charge.key
+        if name in self._learned:
+            return Ours(status="COMPLETED", payment_intent_id=self._learned[name])
+        status: ChargeStatus = "FAILED" if name in self._failed else charge.status
+        return Ours(status=status, payment_intent_id=charge.payment_intent_id)
+
+    def _case(self, charge: _Charge) -> Case:
+        """The order, with what this batch has done to it and to its stock."""
+        case = self._cases[charge.place]
+        if case.available is None:
+            return case
+        return msgspec.structs.replace(case, available=self._stocks[self._skus[charge.place]])
+
+    async def lock(self, wanted: set[Place]) -> None:
+        """Lock the orders, in one order; then read what is stored of each."""
+        places = sorted(wanted)
+        if not places:
+            return
+        columns = [tenant for tenant, _ in places], [id_ for _, id_ in places]
+        rows = await self._connection.fetch(_SQL["lock_orders"], *columns)
+        receipts: dict[Place, list[Receipt]] = {}
+        for row in await self._connection.fetch(_SQL["receipts"], *columns):
+            receipts.setdefault((row["tenant_id"], _uuid(row["order_id"])), []).append(
+                Receipt(
+                    payment_intent_id=row["payment_intent_id"],
+                    fate=row["fate"],
+                    event_number=row["event_number"],
+                    refund=row["refund"],
+                )
+            )
+        late = sorted(
+            {
+                (row["tenant_id"], row["sku"])
+                for row in rows
+                if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
+            }
+        )
+        if late:
+            locked = await self._connection.fetch(
+                _SQL["lock_stocks"], [tenant for tenant, _ in late], [sku for _, sku in late]
+            )
+            self._stocks = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
+        for row in rows:
+            place = row["tenant_id"], _uuid(row["id"])
+            self._skus[place] = row["tenant_id"], row["sku"]
+            self._cases[place] = Case(
+                status=row["status"],
+                quantity=row["quantity"],
+                amount_micros=row["amount_micros"],
+                currency=row["currency"],
+                policy=saga.STRICT
+                if row["late"] is None
+                else Policy(late=row["late"], other_amount=row["other_amount"]),
+                receipts=tuple(receipts.get(place, ())),
+                # Of a SKU that was not locked, what is free can change: nobody may ask for it.
+                available=self._stocks.get((row["tenant_id"], row["sku"])),
+            )
+
+    async def _again(self, found: Mapping[int, _Charge]) -> dict[int, _Charge]:
+        """The charges as they stand under the orders' locks."""
+        names = sorted({(charge.tenant.number, charge.key) for charge in found.values()})
+        if not names:
+            return {}
+        rows = await self._connection.fetch(
+            _SQL["charges_again"], [tenant for tenant, _ in names], [key for _, key in names]
+        )
+        now = {(row["tenant_id"], row["idempotency_key"]): row for row in rows}
+        return {
+            number: msgspec.structs.replace(
+                charge,
+                status=now[charge.tenant.number, charge.key]["status"],
+                payment_intent_id=now[charge.tenant.number, charge.key]["payment_intent_id"],
+            )
+            for number, charge in found.items()
+        }
+
+    def _take(
+        self, event: Claimed, movement: Movement, charge: _Charge | None, ours: Ours | None, decision: Decision
+    ) -> None:
+        """Note what a decision asks for, and what becomes of the event."""
+        outcome: Outcome = Ok()
+        if charge is not None and ours is not None and ours.status == "PENDING" and movement.state != "failed":
+            self._learned[charge.tenant.number, charge.key] = movement.id
+            self._touch(charge)
+        match decision:
+            case Ignore():
+                self._counts["payment.ignored"] += 1
+            case Told(receipt):
+                self._counts["payment.told_again"] += receipt.event_number != event.number
+                outcome = self._told(event, charge, receipt)
+            case Break(kind):
+                self._counts[f"payment.{kind}"] += 1
+                self._breaks.append((kind, event, movement, None if charge is None else charge.place))
+            case Pay() | GiveBack() | Review() | FailCharge():
+                if charge is None:
+                    raise InvariantBroken("money of nobody's charge was decided about")
+                self._touch(charge)
+                self._decided(event, movement, charge, decision)
+        # What waits for its refund has its end with that.
+        if not isinstance(decision, GiveBack):
+            self.outcomes[event.number] = outcome
+
+    def _decided(
+        self, event: Claimed, movement: Movement, charge: _Charge, decision: Pay | GiveBack | Review | FailCharge
+    ) -> None:
+        match decision:
+            case Pay(is_backordered=is_backordered):
+                self._counts["payment.backordered" if is_backordered else "payment.paid"] += 1
+                self._paid.append((charge, event, movement, is_backordered))
+            case GiveBack(reason) | Review(reason):
+                self._counts[f"payment.{reason}"] += 1
+                self._held.append((charge, event, movement, decision))
+            case FailCharge(reason):
+                self._counts["payment.failed"] += 1
+                self._failed[charge.tenant.number, charge.key] = reason
+
+    def _told(self, event: Claimed, charge: _Charge | None, receipt: Receipt) -> Outcome:
+        if charge is None or receipt.fate != "REFUND" or receipt.event_number != event.number:
+            return Ok()
+        if receipt.refund == "COMPLETED" or (charge.place, receipt.payment_intent_id) in self._given_back:
+            return Compensated()
+        return Postponed(PENDING_REFUND, self._look_again)
+
+    def _touch(self, charge: _Charge) -> None:
+        self._touched[charge.place] = charge.tenant
+
+    # --- refunds
+
+    async def refunds(
+        self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, _Refund], ours: Mapping[int, Place]
+    ) -> None:
+        """Decide what is told of refunds. `ours`: the order whose payment the refund gives back."""
+        if not told:
+            return
+        names = sorted({(one.key, one.tenant.number) for one in found.values()})
+        rows = await self._connection.fetch(
+            _REFUND_SQL["lock"], [tenant for _, tenant in names], [key for key, _ in names]
+        )
+        logged = {
+            (row["tenant_id"], row["idempotency_key"]): LoggedRefund(status=row["status"], refund_id=row["refund_id"])
+            for row in rows
+        }
+        payments = {(row["tenant_id"], row["idempotency_key"]): row["payment_intent_id"] for row in rows}
+        for event, movement in sorted(told, key=lambda pair: pair[0].number):
+            one = found.get(event.number)
+            name = None if one is None else (one.tenant.number, one.key)
+            decision = saga.decide_refund(
+                movement, None if name is None else logged.get(name), is_payment_ours=event.number in ours
+            )
+            self.outcomes[event.number] = Ok()
+            match decision:
+                case Ignore():
+                    self._counts["refund.told_again"] += 1
+                case Break(kind):
+                    self._counts[f"refund.{kind}"] += 1
+                    self._breaks.append((kind, event, movement, ours.get(event.number)))
+                case Complete() | FailRefund():
+                    if one is None or name is None:
+                        raise InvariantBroken("a refund of nobody's was decided about")
+                    is_done = isinstance(decision, Complete)
+                    self._counts["refund.completed" if is_done else "refund.failed"] += 1
+                    entry = Transferred(movement.id) if isinstance(decision, Complete) else Failed(decision.reason)
+                    self._results.append(
+                        Result(
+                            tenant=one.tenant,
+                            key=one.key,
+                            claim_number=None,
+                            entry=entry,
+                            response=_said(event, movement),
+                        )
+                    )
+                    logged[name] = LoggedRefund(status="COMPLETED" if is_done else "FAILED", refund_id=movement.id)
+                    if is_done:
+                        self._given_back.add((one.place, payments[name]))
+                    self._touched[one.place] = one.tenant
+
+    # --- both
+
+    async def write(self, events: Sequence[Claimed]) -> Settled:
+        """All of it, and the events' ends with it."""
+        await self._write_log()
+        await self._receive()
+        begun = await self._begin()
+        if self._breaks:
+            await self._connection.execute(_SQL["add_breaks"], *_break_columns(self._breaks))
+        if self._counts:
+            names = sorted(self._counts)
+            await self._connection.execute(_SQL["count"], names, [self._counts[name] for name in names])
+        await self._record()
+        await post(
+            self._connection,
+            [
+                *(_moved(charge, movement, "paid") for charge, _, movement, _ in self._paid),
+                *(_moved(charge, movement, "held") for charge, _, movement, _ in self._held),
+            ],
+        )
+        await self._finish(events)
+        return Settled(
+            outcomes=self.outcomes,
+            begun=begun,
+            changed=tuple((tenant, id_) for (_, id_), tenant in self._touched.items()),
+        )
+
+    async def _write_log(self) -> None:
+        if self._learned:
+            names = sorted(self._learned, key=lambda name: (name[1], name[0]))
+            ids = [intents.storable(self._learned[name]) for name in names]
+            await self._connection.execute(
+                _SQL["learn"], [tenant for tenant, _ in names], [key for _, key in names], ids
+            )
+        if self._failed:
+            names = sorted(self._failed, key=lambda name: (name[1], name[0]))
+            reasons = [self._failed[name] for name in names]
+            await self._connection.execute(
+                _SQL["fail_charges"], [tenant for tenant, _ in names], [key for _, key in names], reasons
+            )
+
+    async def _receive(self) -> None:
+        taken = [
+            *((charge, event, movement, "PAID", None) for charge, event, movement, _ in self._paid),
+            *(
+                (charge, event, movement, "REFUND" if isinstance(held, GiveBack) else "REVIEW", held.reason)
+                for charge, event, movement, held in self._held
+            ),
+        ]
+        if not taken:
+            return
+        taken.sort(key=lambda one: (one[2].id, one[1].provider))
+        await self._connection.execute(
+            _SQL["receive"],
+            [charge.tenant.number for charge, *_ in taken],
+            [charge.order_id for charge, *_ in taken],
+            [event.provider for _, event, *_ in taken],
+            [movement.id for _, _, movement, _, _ in taken],
+            [charge.key for charge, *_ in taken],
+            [movement.amount_micros for _, _, movement, _, _ in taken],
+            [movement.currency for _, _, movement, _, _ in taken],
+            [fate for *_, fate, _ in taken],
+            [reason for *_, reason in taken],
+            [event.number for _, event, *_ in taken],
+            [event.received_at for _, event, *_ in taken],
+        )
+        if not self._paid:
+            return
+        paid = sorted(self._paid, key=lambda one: one[0].place)
+        moved = await self._connection.fetch(
+            _SQL["pay"],
+            [charge.tenant.number for charge, *_ in paid],
+            [charge.order_id for charge, *_ in paid],
+            [is_backordered for *_, is_backordered in paid],
+        )
+        require(len(moved) == len(paid), "an order that was locked as payable could not be paid")
+
+    async def _begin(self) -> tuple[tuple[Claimed, Begun], ...]:
+        owed = {
+            (charge.tenant.number, event.provider, movement.id): (
+                event,
+                Debt(
+                    tenant=charge.tenant,
+                    order_id=charge.order_id,
+                    provider=event.provider,
+                    payment_intent_id=movement.id,
+                    amount_micros=movement.amount_micros,
+                    currency=movement.currency,
+                    reason=held.reason,
+                ),
+            )
+            for charge, event, movement, held in self._held
+            if isinstance(held, GiveBack)
+        }
+        begun = await refund.begin(self._connection, [debt for _, debt in owed.values()], self._terms)
+        return tuple((owed[one.tenant.number, one.owed.provider, one.owed.payment_intent_id][0], one) for one in begun)
+
+    async def _record(self) -> None:
+        if not self._results:
+            return
+        recorded = await refund.record(self._connection, self._results)
+        require(all(recorded), "a refund that was locked could not be recorded")
+
+    async def _finish(self, events: Sequence[Claimed]) -> None:
+        """Those that are done, in this very commit; and all of them must still be ours."""
+        ended = []
+        for event in events:
+            outcome = self.outcomes.get(event.number)
+            if isinstance(outcome, Ok | Compensated):
+                end = End("PROCESSED_OK" if isinstance(outcome, Ok) else "PROCESSED_COMPENSATED", event.tries)
+                ended.append((event, end))
+        mine = await webhook.finish(self._connection, ended) if ended else set()
+        held = [event for event in events if not isinstance(self.outcomes.get(event.number), Ok | Compensated)]
+        kept = await webhook.hold(self._connection, held) if held else set()
+        lost = {event.number for event in events} - mine - kept
+        if lost:
+            raise ClaimsLost(lost)
+        for event, _ in ended:
+            self.outcomes[event.number] = Recorded()
+
+
+async def fill_backorders(database: Database, most: int) -> int:
+    """Give stock that is free again to those who paid for it and wait, the oldest first. How many were filled."""
+    async with database.writing() as connection:
+        rows = await connection.fetch(_SQL["fillable"], most)
+        places = sorted({(row["tenant_id"], row["sku"]) for row in rows})
+        if not places:
+            return 0
+        locked = await connection.fetch(
+            _SQL["lock_stocks"], [tenant for tenant, _ in places], [sku for _, sku in places]
+        )
+        free = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
+        filled = []
+        for row in rows:
+            place = row["tenant_id"], row["sku"]
+            if free[place] >= row["quantity"]:
+                free[place] -= row["quantity"]
+                filled.append((row["tenant_id"], row["id"]))
+            else:
+                # Who waits longest is not overtaken by a smaller wish.
+                free[place] = 0
+        if filled:
+            await connection.fetch(_SQL["fill"], [tenant for tenant, _ in filled], [id_ for _, id_ in filled])
+    return len(filled)
+
+
+async def policy(database: Database, tenant: Tenant) -> PolicyView:
+    """What the tenant wants done with money that does not fit."""
+    async with database.reading(tenant.number) as connection:
+        row = await connection.fetchrow(_SQL["policy"], tenant.number)
+    return PolicyView(late="refund", other_amount="refund") if row is None else PolicyView(**dict(row))
+
+
+async def put_policy(database: Database, tenant: Tenant, wanted: Policy, *, by: str) -> PolicyView:
+    """Set it, for payments that are decided from now on."""
+    async with database.writing() as connection:
+        row = await connection.fetchrow(_SQL["put_policy"], tenant.number, wanted.late, wanted.other_amount, by)
+    return PolicyView(**dict(row or {}))
+
+
+async def breaks(database: Database, *, is_all: bool, most: int) -> list[BreakView]:
+    """Newest first; without `is_all` those that are open."""
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["breaks"], is_all, most)
+    return [
+        BreakView(
+            **{
+                **dict(row),
+                "order_id": None if row["order_id"] is None else order_name(row["order_id"].bytes),
+            }
+        )
+        for row in rows
+    ]
+
+
+async def resolve_break(database: Database, number: int, *, resolution: str, by: str) -> bool:
+    """A person has looked. False: there is no such open break."""
+    async with database.writing() as connection:
+        found = await connection.fetchval(_SQL["resolve_break"], number, resolution, by)
+    return found is not None
+
+
+async def figures(database: Database) -> tuple[int, int]:
+    """Open breaks, and payments that wait for a person's decision; each up to a bound."""
+    async with database.owning() as connection:
+        ((breaks_, reviews),) = await connection.fetch(_SQL["figures"], _MOST_COUNTED)
+    return breaks_, reviews
+
+
+async def _found_charges(connection: Connection, told: Sequence[tuple[Claimed, Movement]]) -> dict[int, _Charge]:
+    """The charge that each event tells of: by the provider's id of the payment, else by our key in its reference."""
+    if not told:
+        return {}
+    rows = await connection.fetch(
+        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
+    )
+    found = {told[row["place"] - 1][0].number: _charge(row) for row in rows}
+    missing = [
+        (event, movement, bounds)
+        for event, movement in told
+        if event.number not in found
+        for bounds in [key_bounds(movement.reference)]
+        if bounds is not None
+    ]
+    if missing:
+        rows = await connection.fetch(
+            _SQL["charges_by_key"],
+            [event.provider for event, _, _ in missing],
+            [low for _, _, (low, _) in missing],
+            [high for _, _, (_, high) in missing],
+        )
+        for row in rows:
+            event, movement, _ = missing[row["place"] - 1]
+            if any(form(row["idempotency_key"]) == movement.reference for form in _FORMS):
+                found[event.number] = _charge(row)
+    return found
+
+
+async def _found_refunds(
+    connection: Connection, told: Sequence[tuple[Claimed, Movement]]
+) -> tuple[dict[int, _Refund], dict[int, Place]]:
+    """The refund of ours that each event tells of, and the order of the payment that it gives back."""
+    if not told:
+        return {}, {}
+    rows = await connection.fetch(
+        _REFUND_SQL["by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
+    )
+    found = {told[row["place"] - 1][0].number: _refund(row) for row in rows}
+    keyed = [
+        (event, movement, bounds)
+        for event, movement in told
+        if event.number not in found
+        for bounds in [key_bounds(movement.reference)]
+        if bounds is not None
+    ]
+    if keyed:
+        rows = await connection.fetch(
+            _REFUND_SQL["by_key"],
+            [event.provider for event, _, _ in keyed],
+            [low for _, _, (low, _) in keyed],
+            [high for _, _, (_, high) in keyed],
+        )
+        for row in rows:
+            event, movement, _ = keyed[row["place"] - 1]
+            if any(form(row["idempotency_key"]) == movement.reference for form in _FORMS):
+                found[event.number] = _refund(row)
+    nameless = [pair for pair in told if pair[0].number not in found and not pair[1].reference and pair[1].parent]
+    if nameless:
+        rows = await connection.fetch(
+            _REFUND_SQL["by_payment"],
+            [event.provider for event, _ in nameless],
+            [movement.parent for _, movement in nameless],
+            [movement.amount_micros for _, movement in nameless],
+            [movement.currency for _, movement in nameless],
+        )
+        found |= {nameless[row["place"] - 1][0].number: _refund(row) for row in rows}
+    parents = await connection.fetch(
+        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.parent for _, movement in told]
+    )
+    ours = {told[row["place"] - 1][0].number: (row["tenant_id"], _uuid(row["order_id"])) for row in parents}
+    return found, ours
+
+
+def _charge(row: asyncpg.Record) -> _Charge:
+    return _Charge(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        order_id=_uuid(row["order_id"]),
+        key=row["idempotency_key"],
+        status=row["status"],
+        payment_intent_id=row["payment_intent_id"],
+    )
+
+
+def _refund(row: asyncpg.Record) -> _Refund:
+    return _Refund(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        order_id=_uuid(row["order_id"]),
+        key=row["idempotency_key"],
+    )
+
+
+def _moved(charge: _Charge, movement: Movement, move: str) -> Moved:
+    item = Item(order_name(charge.order_id.bytes), movement.id, movement.amount_micros)
+    return Moved(charge.tenant, move, movement.provider, movement.currency, item)  # type: ignore[arg-type]
+
+
+def _break_columns(breaks_: Sequence[tuple[str, Claimed, Movement, Place | None]]) -> tuple[list[object], ...]:
+    return (
+        [kind for kind, *_ in breaks_],
+        [event.provider for _, event, _, _ in breaks_],
+        [movement.purpose for _, _, movement, _ in breaks_],
+        [movement.id for _, _, movement, _ in breaks_],
+        [movement.status for _, _, movement, _ in breaks_],
+        [movement.amount_micros for _, _, movement, _ in breaks_],
+        [movement.currency for _, _, movement, _ in breaks_],
+        [None if place is None else place[0] for *_, place in breaks_],
+        [None if place is None else place[1] for *_, place in breaks_],
+        [event.number for _, event, _, _ in breaks_],
+    )
+
+
+def _said(event: Claimed, movement: Movement) -> bytes:
+    return msgspec.json.encode(
+        {"what": "told", "event": event.event_id, "type": event.type, "refund": movement.id, "status": movement.status}
+    )
+
+
+def _uuid(value: UUID) -> UUID:
+    """As everybody else's: the driver's own kind sorts and compares otherwise."""
+    return UUID(bytes=value.bytes)
