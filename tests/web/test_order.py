@@ -39,7 +39,7 @@ def test_an_order_is_made_once_and_replayed_to_the_byte(client: httpx2.Client, s
     assert (made["status"], made["sku"], made["quantity"]) == ("PENDING", sku, 2)
     assert client.get(f"/v1/orders/{made['id']}").content == first.content
     stock = client.get(f"/v1/skus/{sku}").json()
-    assert stock == {"sku": sku, "stock": 10, "reserved": 2, "sold": 0, "available": 8}
+    assert stock == {"sku": sku, "stock": 10, "reserved": 2, "sold": 0, "available": 8, "backordered": 0}
 
 
 def test_another_payload_under_the_key_is_422_with_the_fields(client: httpx2.Client, sku: str, key: str) -> None:

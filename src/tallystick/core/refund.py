@@ -20,7 +20,7 @@ import msgspec
 from tallystick.core import settlement
 from tallystick.core.keys import refund_key
 from tallystick.core.payment import Entry, Hold, Resend
-from tallystick.core.payment import Status as Status
+from tallystick.core.payment import Status
 from tallystick.core.provider import Answer, Busy, Facts, Looked, Lookup, Refund
 from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
 
@@ -52,7 +52,7 @@ class Owed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefundView(msgspec.Struct, frozen=True, kw_only=True):
-    """How a refund stands. COMPLETED: the provider has it. `reason`: why it is owed; or why it failed, and who looks."""
+    """How a refund stands. COMPLETED: the provider has it. `reason`: why it is owed, or why it failed."""
 
     status: Status
     payment_intent_id: str

@@ -4,8 +4,8 @@
     send    one call to the provider, with a deadline                         ── no transaction is open
     record  the answer, the log, the ledger and the event that waited for it  ── one transaction for many
 
-From `begin` on the financial sweeper owns it: whoever dies anywhere leaves a row that becomes due, and the sweeper goes on
-from what is stored. The deciders are in `core.refund`.
+From `begin` on the financial sweeper owns it: whoever dies anywhere leaves a row that becomes due, and the sweeper goes
+on from what is stored. The deciders are in `core.refund`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tallystick.core.refund import after_answer, after_look, after_refusal, next
 from tallystick.core.settlement import NOTHING_SENT, Failed, LookUp, Transferred
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, TallystickError, Unreachable
+from tallystick.errors import InFlight, OutcomeUnknown, TallystickError, Unreachable
 from tallystick.flows import sending
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider

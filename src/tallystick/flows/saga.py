@@ -3,8 +3,8 @@
     settle    a batch in one transaction: classed, PAID, refunds begun, breaks, ledger, ends of events  (`store.saga`)
     give back what was begun is sent, and recorded with the event that waited for it                    (`flows.refund`)
 
-Killed anywhere, the lease of an event runs out and it is decided again: a receipt tells that it was, and a refund that was
-begun is the financial sweeper's.
+Killed anywhere, the lease of an event runs out and it is decided again: a receipt tells that it was, and a refund that
+was begun is the financial sweeper's.
 """
 
 import asyncio

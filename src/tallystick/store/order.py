@@ -70,13 +70,17 @@ class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SkuView(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is of a SKU: `stock` in all, of which `available` may still be reserved."""
+    """What there is of a SKU: `stock` in all, of which `available` may still be reserved.
+
+    `backordered` was paid for too late and is to be delivered when there is stock again; it is in none of the others.
+    """
 
     sku: str
     stock: int
     reserved: int
     sold: int
     available: int
+    backordered: int = 0
 
 
 class Reserved(msgspec.Struct, frozen=True):
@@ -408,7 +412,14 @@ def view(row: asyncpg.Record) -> OrderView:
 def sku_view(row: asyncpg.Record) -> SkuView:
     """A SKU's row as callers see it."""
     now = _stock(row)
-    return SkuView(sku=row["sku"], stock=now.stock, reserved=now.reserved, sold=now.sold, available=now.available)
+    return SkuView(
+        sku=row["sku"],
+        stock=now.stock,
+        reserved=now.reserved,
+        sold=now.sold,
+        available=now.available,
+        backordered=row["backordered"],
+    )
 
 
 def _stock(row: asyncpg.Record) -> Stock:

@@ -1,19 +1,19 @@
 -- name: stocks
 -- Without a lock: where nothing is left, nobody has to wait in order to hear it.
-SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold
+SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered
   FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k OFFSET 0) AS s;
 
 -- name: lock_stocks
 -- Given sorted, and locked in that order, as the triggers of tally.orders do. The clock is read after each lock.
-SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, clock_timestamp() AS locked_at
+SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
   FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
                         FOR NO KEY UPDATE) AS s;
 
 -- name: lock_free_stocks
 -- The same without waiting: what another transaction holds is left out.
-SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, clock_timestamp() AS locked_at
+SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
   FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
                         FOR NO KEY UPDATE SKIP LOCKED) AS s;
@@ -67,11 +67,11 @@ RETURNING o.*;
 
 -- name: add_sku
 INSERT INTO tally.sku (tenant_id, sku, stock) VALUES ($1, $2, $3) ON CONFLICT (tenant_id, sku) DO NOTHING
-RETURNING tenant_id, sku, stock, reserved, sold;
+RETURNING tenant_id, sku, stock, reserved, sold, backordered;
 
 -- name: restock
 UPDATE tally.sku SET stock = $3 WHERE tenant_id = $1 AND sku = $2
-RETURNING tenant_id, sku, stock, reserved, sold;
+RETURNING tenant_id, sku, stock, reserved, sold, backordered;
 
 -- name: counts
 SELECT name, sum(value)::bigint AS value FROM tally.order_count GROUP BY name ORDER BY name;

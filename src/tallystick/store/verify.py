@@ -25,6 +25,7 @@ _PROMISES = {
     "settlements": "every payout's money is where its state says, under the one key its content gives",
     "orders": "no SKU is oversold, and what it promises is what its orders hold, each under its own key",
     "payments": "every charge and refund is under the one key its content gives, once, sent and journaled as it says",
+    "checkout": "every payment that succeeded is PAID, refunded or owed, and its money is where that says",
     "webhooks": "every event that was acknowledged is there once, with its body, and stands where a worker finds it",
     "tenants": "no row refers to another tenant's",
     "guards": "the database's own rules are in force",

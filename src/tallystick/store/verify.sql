@@ -128,7 +128,9 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept',
             'payment_idempotency_log.payment_logged', 'payment_idempotency_log.payment_stepped',
             'payment_idempotency_log.identity', 'payment_idempotency_log.transition', 'payment_idempotency_log.fence',
-            'payment_idempotency_log.kept']) AS wanted (name)
+            'payment_idempotency_log.kept', 'payment_receipt.receipts_made', 'payment_receipt.identity',
+            'payment_receipt.transition', 'payment_receipt.kept', 'payment_break.kept', 'payment_break.identity',
+            'checkout_policy.made_journaled', 'checkout_policy.changed_journaled', 'checkout_policy.kept']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
@@ -136,15 +138,17 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
          WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
      + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
-            'webhook_guard_pkey', 'one_live_charge', 'one_live_refund', 'charge_attempt'])
+            'webhook_guard_pkey', 'one_live_charge', 'one_live_refund', 'charge_attempt', 'one_receipt', 'one_payer',
+            'refund_generation'])
             AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid))
-     + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check']) AS wanted (name)
+     + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check',
+            'sku_backordered_check']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
                               AND k.conname = wanted.name AND k.convalidated)) AS broken,
-       76 AS checked;
+       89 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -272,16 +276,28 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
 -- key, and no such key is without its order; every step is journaled once, as it was taken.
 WITH held AS (
     SELECT tenant_id, sku, coalesce(sum(quantity) FILTER (WHERE status = 'PENDING'), 0) AS reserved,
-           coalesce(sum(quantity) FILTER (WHERE status = 'PAID'), 0) AS sold
+           coalesce(sum(quantity) FILTER (WHERE status = 'PAID' AND NOT is_backordered), 0) AS sold,
+           coalesce(sum(quantity) FILTER (WHERE is_backordered), 0) AS backordered
       FROM tally.orders GROUP BY tenant_id, sku
 ), asked AS (
     SELECT o.tenant_id, o.id, o.request, o.at FROM tally.operation o
      WHERE convert_from(o.body, 'UTF8')::jsonb ->> 'kind' = 'order.reserved'
 ), stepped AS (
-    SELECT tenant_id, id, 'order.' || lower(status) AS subject, changed_at AS at
+    SELECT tenant_id, id, lower(status) AS subject, is_backordered, changed_at AS at
       FROM tally.orders WHERE status <> 'PENDING'
 ), journaled AS (
-    SELECT j.tenant_id, (body.value ->> 'order')::uuid AS id, j.subject, (body.value ->> 'at')::timestamptz AS at
+    -- The last step of each; what a late payment or a filled backorder went on from is in the journal alone.
+    SELECT DISTINCT ON (j.tenant_id, (body.value ->> 'order')::uuid)
+           j.tenant_id, (body.value ->> 'order')::uuid AS id, lower(body.value ->> 'status') AS subject,
+           coalesce((body.value ->> 'backordered')::boolean, false) AS is_backordered,
+           (body.value ->> 'at')::timestamptz AS at
+      FROM tally.journal j
+     CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
+     WHERE j.subject LIKE 'order.%'
+     ORDER BY j.tenant_id, (body.value ->> 'order')::uuid, j.number DESC
+), steps AS (
+    -- How many each order took: from PENDING one, and one more only for a late payment or a filled backorder.
+    SELECT j.tenant_id, body.value ->> 'order' AS id, body.value ->> 'was' AS was
       FROM tally.journal j
      CROSS JOIN LATERAL (SELECT convert_from(j.body, 'UTF8')::jsonb AS value) AS body
      WHERE j.subject LIKE 'order.%'
@@ -295,14 +311,15 @@ WITH held AS (
 )
 SELECT (SELECT count(*) FROM tally.sku s FULL JOIN held h USING (tenant_id, sku)
          WHERE s.stock IS NULL OR s.reserved <> coalesce(h.reserved, 0) OR s.sold <> coalesce(h.sold, 0)
-            OR s.reserved + s.sold > s.stock)
+            OR s.backordered <> coalesce(h.backordered, 0) OR s.reserved + s.sold > s.stock)
      + (SELECT count(*) FROM tally.sku s LEFT JOIN stocked j USING (tenant_id, sku)
          WHERE s.stock IS DISTINCT FROM j.stock)
      + (SELECT count(*) FROM tally.orders o FULL JOIN asked a USING (tenant_id, id)
          WHERE a.request IS DISTINCT FROM tally.order_request(o.sku, o.quantity, o.amount_micros, o.currency)
             OR o.created_at <> a.at)
      + (SELECT count(*) FROM (SELECT * FROM stepped EXCEPT ALL SELECT * FROM journaled) AS missing)
-     + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM stepped) AS unexplained) AS broken,
+     + (SELECT count(*) FROM (SELECT * FROM journaled EXCEPT ALL SELECT * FROM stepped) AS unexplained)
+     + (SELECT count(*) FROM (SELECT 1 FROM steps GROUP BY tenant_id, id, was HAVING count(*) > 1) AS twice) AS broken,
        (SELECT count(*) FROM tally.orders) AS checked;
 
 -- name: webhooks
@@ -394,3 +411,60 @@ SELECT (SELECT count(*) FROM row r JOIN tally.payment_idempotency_log l USING (t
                            AND f.subject LIKE '%.failed' AND f.was = 'COMPLETED'))
             EXCEPT ALL SELECT * FROM step) AS unexplained) AS broken,
        (SELECT count(*) FROM tally.payment_idempotency_log) AS checked;
+
+-- name: checkout
+-- Every payment that succeeded is PAID, refunded or owed: what the provider told of our payments has a receipt; what pays
+-- an order is its amount, and pays it alone; what does not has its refund, or a person's eye; and the money of all of it is
+-- where that says, to the micro. An event is compensated by a refund that was completed.
+WITH receipt AS (
+    SELECT r.*, o.status AS order_status, o.amount_micros AS order_micros, o.currency AS order_currency
+      FROM tally.payment_receipt r LEFT JOIN tally.orders o ON o.tenant_id = r.tenant_id AND o.id = r.order_id
+), refund AS (
+    SELECT * FROM tally.payment_idempotency_log WHERE operation_type = 'REFUND'
+), newest AS (
+    SELECT DISTINCT ON (tenant_id, provider, payment_intent_id) * FROM refund
+     ORDER BY tenant_id, provider, payment_intent_id, attempt DESC
+), place AS (
+    SELECT tenant_id, 'checkout:taken:' || currency || ':' || provider AS account, -amount_micros AS micros FROM receipt
+     UNION ALL
+    SELECT tenant_id, 'checkout:owed:' || currency, amount_micros FROM receipt WHERE fate IN ('REFUND', 'REVIEW')
+     UNION ALL
+    SELECT tenant_id, 'checkout:taken:' || currency || ':' || provider, amount_micros FROM refund
+     WHERE status = 'COMPLETED'
+     UNION ALL
+    SELECT tenant_id, 'checkout:owed:' || currency, -amount_micros FROM refund WHERE status = 'COMPLETED'
+), expected AS (
+    SELECT tenant_id, account, sum(micros) AS micros FROM place GROUP BY tenant_id, account
+), booked AS (
+    SELECT tenant_id, id AS account, balance_micros::numeric AS micros FROM tally.account
+     WHERE id LIKE 'checkout:taken:%' OR id LIKE 'checkout:owed:%'
+)
+SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, account)
+         WHERE coalesce(e.micros, 0) <> coalesce(b.micros, 0))
+     + (SELECT count(*) FROM receipt
+         WHERE order_status IS NULL
+            OR (fate = 'PAID' AND (order_status <> 'PAID' OR amount_micros <> order_micros OR currency <> order_currency)))
+     + (SELECT count(*) FROM tally.orders o
+         WHERE o.status = 'PAID' AND NOT EXISTS (SELECT 1 FROM tally.payment_receipt r
+                                                  WHERE r.order_id = o.id AND r.tenant_id = o.tenant_id
+                                                    AND r.fate = 'PAID'))
+     + (SELECT count(*) FROM receipt r
+         LEFT JOIN newest n ON n.tenant_id = r.tenant_id AND n.provider = r.provider
+                           AND n.payment_intent_id = r.payment_intent_id
+         WHERE (r.fate = 'REFUND') <> (n.status IS NOT NULL)
+            OR (n.status IS NOT NULL AND (n.amount_micros <> r.amount_micros OR n.currency <> r.currency))
+            OR (n.status = 'FAILED' AND NOT EXISTS (SELECT 1 FROM tally.payment_break b
+                                                     WHERE b.kind = 'refund_failed'
+                                                       AND b.object_id = encode(n.idempotency_key, 'hex'))))
+     + (SELECT count(*) FROM tally.webhook_events e
+          JOIN tally.payment_idempotency_log l ON l.payment_intent_id = e.provider_id AND l.provider = e.provider
+                                              AND l.operation_type = 'CHARGE'
+         WHERE e.purpose = 'charge' AND e.state = 'moved' AND e.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED')
+           AND NOT EXISTS (SELECT 1 FROM tally.payment_receipt r
+                            WHERE r.payment_intent_id = e.provider_id AND r.provider = e.provider))
+     + (SELECT count(*) FROM tally.webhook_events e
+         WHERE e.status = 'PROCESSED_COMPENSATED'
+           AND NOT EXISTS (SELECT 1 FROM receipt r JOIN refund f USING (tenant_id, provider, payment_intent_id)
+                            WHERE r.event_number = e.number AND f.status IN ('COMPLETED', 'FAILED')
+                              AND f.refund_id IS NOT NULL)) AS broken,
+       (SELECT count(*) FROM tally.payment_receipt) AS checked;

@@ -329,7 +329,7 @@ CANCELLED_ORDER: Final[dict[str, Any]] = {
 
 STOCKS: Final[dict[str, dict[str, Any]]] = {"a thousand": {"stock": 1_000}}
 
-STOCKED: Final[dict[str, Any]] = {"sku": "lamp-brass", "stock": 1_000, "reserved": 1, "sold": 0, "available": 999}
+STOCKED: Final[dict[str, Any]] = {"sku": "lamp-brass", "stock": 1_000, "reserved": 1, "sold": 0, "available": 999, "backordered": 0}
 
 PAYMENTS: Final[dict[str, dict[str, Any]]] = {
     "the customer brings his card later": {"reservation_token": "rt_ffeeddccbbaa99887766554433221100"},

@@ -262,7 +262,7 @@ CREATE OR REPLACE FUNCTION tally.orders_changed() RETURNS trigger LANGUAGE plpgs
 DECLARE
     counted record;
     unpaid bigint;
-    strict bigint;
+    unasked bigint;
 BEGIN
     SELECT count(*) FILTER (WHERE NOT EXISTS (SELECT 1 FROM tally.payment_receipt r
                                                WHERE r.order_id = f.id AND r.tenant_id = f.tenant_id
@@ -270,12 +270,12 @@ BEGIN
            count(*) FILTER (WHERE b.status <> 'PENDING'
                               AND NOT EXISTS (SELECT 1 FROM tally.checkout_policy p
                                                WHERE p.tenant_id = f.tenant_id AND p.late = 'backorder'))
-      INTO unpaid, strict
+      INTO unpaid, unasked
       FROM fresh f JOIN before b ON b.tenant_id = f.tenant_id AND b.id = f.id AND b.status <> f.status
      WHERE f.status = 'PAID';
-    IF unpaid <> 0 OR strict <> 0 THEN
+    IF unpaid <> 0 OR unasked <> 0 THEN
         RAISE EXCEPTION 'tally: an order is paid by a receipt (% without), and after its cancellation only where the tenant '
-                        'takes backorders (% without)', unpaid, strict USING ERRCODE = 'TS004';
+                        'takes backorders (% without)', unpaid, unasked USING ERRCODE = 'TS004';
     END IF;
     PERFORM 1 FROM (SELECT DISTINCT tenant_id, sku FROM fresh ORDER BY tenant_id, sku) AS f
       CROSS JOIN LATERAL (SELECT 1 FROM tally.sku s WHERE s.tenant_id = f.tenant_id AND s.sku = f.sku

@@ -1,0 +1,273 @@
+"""What a provider says of money, and what becomes of orders, refunds and the ledger by it."""
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tallystick.core.saga import Policy
+from tallystick.flows.events import Processed
+from tallystick.store import saga as store
+from tallystick.store.migrate import migrate
+from tests import servers
+from tests.ledgers import broken
+from tests.payments import CHARGING, age
+from tests.providers.worlds import Control
+from tests.sagas import Desk, desk
+from tests.settlements import empty
+
+PRICE = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def saga_dsn(embedded18: servers.Server) -> str:
+    return embedded18.fresh_database()
+
+
+@pytest.fixture
+async def dsn(saga_dsn: str) -> str:
+    """One database for all of these tests, emptied before each."""
+    await migrate(saga_dsn)
+    await empty(saga_dsn)
+    return saga_dsn
+
+
+@pytest.fixture
+async def till(dsn: str, control: Control) -> AsyncIterator[Desk]:
+    async with desk(dsn, control) as opened:
+        yield opened
+
+
+@pytest.fixture(params=CHARGING, ids=lambda world: world.name)
+async def any_till(request: pytest.FixtureRequest, dsn: str, control: Control) -> AsyncIterator[Desk]:
+    """The same at every provider that takes charges."""
+    async with desk(dsn, control, request.param) as opened:
+        yield opened
+
+
+async def test_the_money_comes_and_the_order_is_paid(any_till: Desk) -> None:
+    order, payment = await any_till.bought()
+    await any_till.tell(payment)
+    assert await any_till.run() == Processed(claimed=1, recorded=1)
+    assert await any_till.status(order) == "PAID"
+    assert await any_till.balances() == {"taken": -PRICE, "sales": PRICE}
+    assert await any_till.ended() == {"evt_1": "PROCESSED_OK"}
+    assert await broken(any_till.dsn) == {}
+
+
+async def test_a_late_payment_is_given_back_and_its_event_says_so(any_till: Desk) -> None:
+    """The ghost payment: charged, swept, then the webhook."""
+    order, payment = await any_till.ghost()
+    await any_till.tell(payment)
+    assert await any_till.run() == Processed(claimed=1, recorded=1)
+    assert await any_till.status(order) == "CANCELLED_BY_SWEEPER"
+    (refund,) = await any_till.refunds_of(order)
+    (made,) = any_till.given_back()
+    assert (refund.view.status, refund.view.refund_id, refund.why) == ("COMPLETED", made["id"], "late")
+    assert await any_till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
+    assert await any_till.balances() == {"taken": 0, "owed": 0}
+    assert await broken(any_till.dsn) == {}
+
+
+@pytest.mark.parametrize("again", ["evt_1", "evt_2"])
+async def test_a_payment_told_twice_counts_once(till: Desk, again: str) -> None:
+    order, payment = await till.bought()
+    await till.tell(payment)
+    await till.run()
+    await till.tell(payment, again)
+    await till.run()
+    assert await till.status(order) == "PAID"
+    assert till.given_back() == []
+    assert await till.balances() == {"taken": -PRICE, "sales": PRICE}
+    assert set((await till.ended()).values()) == {"PROCESSED_OK"}
+
+
+async def test_two_tellings_in_one_batch_are_one_payment(till: Desk) -> None:
+    order, payment = await till.ghost()
+    await till.tell(payment, "evt_1")
+    await till.tell(payment, "evt_2")
+    await till.run()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert len(till.given_back()) == 1
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED", "evt_2": "PROCESSED_OK"}
+
+
+async def test_a_second_payment_of_a_paid_order_goes_back(till: Desk) -> None:
+    """The provider made two payments under one key: the second is told with our reference, and is another's id."""
+    order, payment = await till.bought()
+    other, second = await till.bought("other")
+    (charge,) = await till.shop.log(order)
+    await till.tell(payment)
+    await till.tell(second, "evt_2", reference=charge.key.hex())
+    await till.run()
+    # By its id it is the other order's: that is what the provider's id says, and our reference cannot say otherwise.
+    assert (await till.status(order), await till.status(other)) == ("PAID", "PAID")
+    stray = await stray_payment(till)
+    await till.tell(stray, "evt_3", reference=charge.key.hex())
+    await till.run()
+    (refund,) = await till.refunds_of(order)
+    assert (refund.view.status, refund.why, refund.view.payment_intent_id) == ("COMPLETED", "second_payment", stray)
+    assert await till.status(order) == "PAID"
+    assert await broken(till.dsn) == {}
+
+
+async def stray_payment(till: Desk) -> str:
+    """A payment in the provider's books that nothing here knows."""
+    from tests.providers.worlds import send  # noqa: PLC0415
+
+    answer: Any = await send(till.shop.provider, till.shop.world.charge(9_999, micros=PRICE))
+    return str(answer.movement.id)
+
+
+async def test_a_cancelled_order_is_not_paid(till: Desk) -> None:
+    order, payment = await till.bought()
+    await till.shop.orders.cancel(till.shop.tenant, order.id)
+    await till.tell(payment)
+    await till.run()
+    (refund,) = await till.refunds_of(order)
+    assert (await till.status(order), refund.why, refund.view.status) == ("CANCELLED", "order_cancelled", "COMPLETED")
+
+
+@pytest.mark.parametrize("other", [{"micros": PRICE - 10_000}, {"currency": "GBP"}], ids=["amount", "currency"])
+@pytest.mark.parametrize("wanted", ["refund", "review"])
+async def test_another_amount_never_pays(till: Desk, other: dict[str, Any], wanted: Any) -> None:
+    await store.put_policy(till.shop.database, till.shop.tenant, Policy(other_amount=wanted), by="test")
+    order, payment = await till.bought()
+    await till.tell(payment, **other)
+    await till.run()
+    assert await till.status(order) == "PENDING"
+    if wanted == "review":
+        assert till.given_back() == []
+        assert await till.ended() == {"evt_1": "PROCESSED_OK"}
+        assert await store.figures(till.shop.database) == (0, 1)
+    else:
+        (refund,) = await till.refunds_of(order)
+        assert refund.why == "amount_differs"
+    # The order can still be paid by the right amount... of another payment; nothing was taken from its reservation.
+    assert (await till.balances())["taken"] <= 0
+    assert await broken(till.dsn) == {}
+
+
+async def test_nobody_elses_money_is_touched(till: Desk) -> None:
+    await till.tell("pi_of_somebody_else", reference="ab" * 32)
+    await till.tell("pi_failed", "evt_2", state="failed")
+    await till.run()
+    assert await till.breaks() == ["missing_here"]
+    assert till.given_back() == []
+    assert await till.balances() == {}
+    assert set((await till.ended()).values()) == {"PROCESSED_OK"}
+
+
+async def test_a_charge_that_failed_may_be_tried_again(till: Desk) -> None:
+    order, payment = await till.bought()
+    await till.tell(payment, state="failed")
+    await till.run()
+    assert await till.shop.statuses(order) == ["FAILED"]
+    second = await till.shop.paying(order)
+    assert second.payment.payment_intent_id != payment
+    await till.tell(str(second.payment.payment_intent_id), "evt_2")
+    await till.run()
+    assert await till.status(order) == "PAID"
+
+
+async def test_a_chargeback_is_a_break_and_refunds_nothing(till: Desk) -> None:
+    order, payment = await till.bought()
+    await till.tell(payment)
+    await till.tell(payment, "evt_2", state="returned")
+    await till.run()
+    assert (await till.status(order), await till.breaks(), till.given_back()) == ("PAID", ["disputed"], [])
+
+
+async def test_the_webhook_may_come_before_the_answer(till: Desk, control: Control) -> None:
+    """The answer to the charge is lost; the webhook knows the payment by our reference."""
+    control.plan("stripe.charge:execute_then_drop@1")
+    order = await till.shop.order()
+    await till.shop.pending(order)
+    (charge,) = await till.shop.log(order)
+    (made,) = control.made("stripe", "payment_intent")
+    await till.tell(made["id"], reference=charge.key.hex())
+    await till.run()
+    assert await till.status(order) == "PAID"
+    assert await till.shop.statuses(order) == ["COMPLETED"]
+    again = await till.shop.paying(order)
+    assert again.payment.payment_intent_id == made["id"]
+
+
+STORY = ("success", "success again", "refund")
+
+
+@pytest.mark.parametrize("order_of_events", list(itertools.permutations(STORY)), ids="-".join)
+@pytest.mark.parametrize("is_one_batch", [True, False], ids=["together", "one by one"])
+async def test_events_in_any_order_end_the_same(
+    till: Desk, order_of_events: tuple[str, ...], is_one_batch: bool
+) -> None:
+    """A late payment, told twice under two ids, and its refund's own event: all orders end alike."""
+    order, payment = await till.ghost()
+    from tallystick.core.keys import refund_key  # noqa: PLC0415
+
+    key = refund_key(
+        tenant=till.shop.tenant.name, currency="EUR", provider="stripe", payment_intent_id=payment
+    )
+    from tallystick.core.provider import Refund  # noqa: PLC0415
+    from tests.providers.worlds import send  # noqa: PLC0415
+
+    # Made at the provider already, by a life of ours that forgot it: so that its event can come first.
+    made: Any = await send(
+        till.shop.provider,
+        Refund(key=key, payment_id=payment, amount_micros=PRICE, currency="EUR", reason="late"),
+    )
+    for name in order_of_events:
+        if name == "refund":
+            await till.tell(
+                made.movement.id, "evt_refund", purpose="refund", reference=key.hex(), parent=payment
+            )
+        else:
+            await till.tell(payment, f"evt_{name}")
+        if not is_one_batch:
+            await till.run()
+    await till.run()
+    assert await till.status(order) == "CANCELLED_BY_SWEEPER"
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert [one["id"] for one in till.given_back()] == [made.movement.id]
+    assert await till.breaks() == []
+    assert await till.balances() == {"taken": 0, "owed": 0}
+    assert sorted((await till.ended()).values()) == ["PROCESSED_COMPENSATED", "PROCESSED_OK", "PROCESSED_OK"]
+    assert await broken(till.dsn) == {}
+
+
+async def test_backorders_deliver_later_what_was_paid_late(till: Desk) -> None:
+    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    order, payment = await till.ghost(quantity=2)
+    other, late = await till.ghost("k2", quantity=2)
+    await till.shop.orders.set_stock(till.shop.tenant, "lamp", 3)
+    await till.tell(payment)
+    await till.tell(late, "evt_2")
+    await till.run()
+    assert (await till.status(order), await till.status(other)) == ("PAID", "PAID")
+    sku: Any = await till.shop.orders.sku(till.shop.tenant, "lamp")
+    assert (sku.sold, sku.backordered, sku.available) == (2, 2, 1)
+    assert await store.fill_backorders(till.shop.database, 10) == 0
+    await till.shop.orders.set_stock(till.shop.tenant, "lamp", 4)
+    assert await store.fill_backorders(till.shop.database, 10) == 1
+    sku = await till.shop.orders.sku(till.shop.tenant, "lamp")
+    assert (sku.sold, sku.backordered, sku.available) == (4, 0, 0)
+    assert till.given_back() == []
+    assert await broken(till.dsn) == {}
+
+
+async def test_an_outage_leaves_the_refund_to_the_sweeper(till: Desk, control: Control) -> None:
+    control.plan("stripe.refund:drop_before@1-2")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    assert (await till.run()).postponed == 1
+    assert await till.refund_statuses(order) == ["PENDING"]
+    assert await till.ended() == {"evt_1": "UNPROCESSED"}
+    assert (await till.balances())["owed"] == PRICE
+    for _ in range(3):
+        await age(till.dsn)
+        await till.refunds.sweep()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert len(till.given_back()) == 1
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
+    assert await broken(till.dsn) == {}

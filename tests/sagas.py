@@ -1,0 +1,187 @@
+"""A shop whose payments come to their end: the saga on a real database, against a real simulator.
+
+Desk   one process's worth of saga and financial sweeper, beside a Checkout; several on one database are several
+tell   what a provider would tell, as an event in the log; in any order, as often as a test likes
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from tallystick.core.currencies import Purpose
+from tallystick.core.provider import Event, Movement
+from tallystick.flows.events import Events, Processed
+from tallystick.flows.refund import Refunds
+from tallystick.flows.saga import Saga
+from tallystick.flows.sending import Sender
+from tallystick.settings import Limits
+from tallystick.store import refund as store
+from tallystick.store import webhook
+from tallystick.store.order import OrderView
+from tallystick.store.refund import RefundRow
+from tests.ledgers import fetchval
+from tests.orders import A_MOMENT, expired
+from tests.payments import HURRIED, STRIPE, Checkout, checkout
+from tests.providers.worlds import Control, World
+
+LEASE = timedelta(minutes=5)
+SWEPT = {"ttl": A_MOMENT, "grace": timedelta()}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A page of events from one provider."""
+
+    provider: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Whoever works off the events of a shop."""
+
+    shop: Checkout
+    refunds: Refunds
+    saga: Saga
+    events: Events
+
+    @property
+    def dsn(self) -> str:
+        return self.shop.dsn
+
+    async def bought(self, key: str = "k", **fields: Any) -> tuple[OrderView, str]:
+        """An order whose payment the provider has, and that payment's id."""
+        order = await self.shop.order(key, **fields)
+        paying = await self.shop.paying(order)
+        assert paying.payment.payment_intent_id is not None
+        return order, paying.payment.payment_intent_id
+
+    async def ghost(self, key: str = "k", **fields: Any) -> tuple[OrderView, str]:
+        """The same, cancelled by the sweeper since: the shop's reservations must hold a moment only, see `late`."""
+        order, payment = await self.bought(key, **fields)
+        await expire(self.dsn, order)
+        await self.shop.orders.sweep()
+        assert await self.status(order) == "CANCELLED_BY_SWEEPER"
+        return order, payment
+
+    async def tell(self, payment: str, event: str = "evt_1", **more: Any) -> None:
+        """The provider says that a payment has become something: by default, that its money has come."""
+        await tell(self.shop, payment, event, **more)
+
+    async def run(self) -> Processed:
+        return await self.events.run_once()
+
+    async def status(self, order: OrderView) -> str:
+        found = await self.shop.payments.order(self.shop.tenant, order.id)
+        assert isinstance(found, OrderView), found
+        return found.status
+
+    async def refunds_of(self, order: OrderView) -> list[RefundRow]:
+        return await store.read(self.shop.database, self.shop.tenant, uuid_of(order))
+
+    async def refund_statuses(self, order: OrderView) -> list[str]:
+        return [row.view.status for row in await self.refunds_of(order)]
+
+    def given_back(self) -> list[dict[str, Any]]:
+        """Every refund in the provider's own books."""
+        return self.shop.control.made(self.shop.world.name, "refund")
+
+    async def balances(self) -> dict[str, int]:
+        """What is taken, sold and owed."""
+        async with self.shop.database.owning() as connection:
+            rows = await connection.fetch(
+                "SELECT split_part(id, ':', 2) AS place, sum(balance_micros)::bigint AS sum FROM tally.account"
+                " WHERE id LIKE 'checkout:%' GROUP BY 1"
+            )
+        return {row["place"]: row["sum"] for row in rows}
+
+    async def ended(self) -> dict[str, str]:
+        """Status of each event by its id."""
+        async with self.shop.database.owning() as connection:
+            rows = await connection.fetch("SELECT event_id, status FROM tally.webhook_events ORDER BY number")
+        return {row["event_id"]: row["status"] for row in rows}
+
+    async def breaks(self) -> list[str]:
+        async with self.shop.database.owning() as connection:
+            rows = await connection.fetch("SELECT kind FROM tally.payment_break WHERE resolved_at IS NULL ORDER BY 1")
+        return [row["kind"] for row in rows]
+
+
+def uuid_of(order: OrderView) -> Any:
+    from tallystick.core.order import order_id  # noqa: PLC0415
+
+    return order_id(order.id)
+
+
+async def expire(dsn: str, order: OrderView) -> None:
+    """The time of this order is over, by the database's clock."""
+    from tests.settlements import superuser  # noqa: PLC0415
+    import asyncpg  # noqa: PLC0415
+
+    connection = await asyncpg.connect(superuser(dsn))
+    try:
+        async with connection.transaction():
+            await connection.execute("SET LOCAL session_replication_role = replica")
+            await connection.execute(
+                "UPDATE tally.orders SET expires_at = created_at + interval '1 microsecond' WHERE id = $1",
+                uuid_of(order),
+            )
+    finally:
+        await connection.close()
+
+
+async def tell(
+    shop: Checkout,
+    payment: str,
+    event: str = "evt_1",
+    *,
+    purpose: Purpose = "charge",
+    state: Any = "moved",
+    micros: int = 25_000_000,
+    currency: str | None = None,
+    reference: str = "",
+    parent: str = "",
+    provider: str | None = None,
+) -> None:
+    movement = Movement(
+        provider=shop.world.name,
+        purpose=purpose,
+        id=payment,
+        amount_micros=micros,
+        currency=currency or shop.world.currency,
+        state=state,
+        status=f"as_told_{state}",
+        reference=reference,
+        parent=parent,
+    )
+    told = Event(
+        provider=shop.world.name,
+        type=f"{purpose}.{state}",
+        dedup_key=event,
+        change_key=event,
+        object_id=payment,
+        occurred_at=None,
+        movement=movement,
+        body=b"{}",
+    )
+    async with shop.database.writing() as connection:
+        await webhook.append(connection, [Told(provider or shop.world.name, (told,))])
+
+
+@asynccontextmanager
+async def desk(
+    dsn: str, control: Control, world: World = STRIPE, *, limits: Limits = HURRIED, by: str = "one", **how: Any
+) -> AsyncIterator[Desk]:
+    """Open for business, with a checkout of its own."""
+    limits = replace(limits, saga_wait_seconds=20.0)
+    async with checkout(dsn, control, world, limits=limits, **how) as shop, AsyncExitStack() as stack:
+        known = {world.name: shop.provider}
+        sender = await stack.enter_async_context(Sender(shop.database, known, limits=limits))
+        refunds = await stack.enter_async_context(
+            Refunds(shop.database, known, sender, limits=limits, jitter=lambda: 0.0)
+        )
+        saga = Saga(shop.database, refunds, limits=limits)
+        events = Events(shop.database, {"charge": saga, "refund": saga}, lease=LEASE, by=by, limits=limits)
+        yield Desk(shop, refunds, saga, events)
