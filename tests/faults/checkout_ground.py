@@ -1,0 +1,288 @@
+"""Where checkout is killed: the victim's work, and the ground it is done on.
+
+A case: orders are brought into the state that a scenario begins with, a victim does the scenario's steps and is ended,
+time passes; then everybody comes again: the buyer with the same keys, the provider with the same webhooks, sweepers and
+workers, until nothing is left to do. Then the provider's books and ours are compared, all of them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal, Self
+
+import asyncpg
+import msgspec
+
+from tallystick.core.payment import Paying
+from tallystick.store.order import OrderView, Reserved
+from tests.checkouts import CARD, Till, expire, pass_time, till
+from tests.faults.matrix import Victim, Victims
+from tests.faults.points import End
+from tests.faults.victims import Watched
+from tests.ledgers import broken
+from tests.orders import wish
+from tests.providers.worlds import Control
+
+CHECK_OUT: Final = "tests.faults.checkout_ground:check_out"
+# More than every lease (300 s), and more than a leave and the longest time in flight.
+_SPAN: Final = timedelta(seconds=420)
+_MOST_ROUNDS: Final = 6
+# Every case compares all of its ground.
+_MOST_ORDERS: Final = 60
+_CLIENTS: Final = "FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+
+Step = Literal["reserve", "pay", "receive", "backfill", "events", "sweep", "refunds"]
+# How an order stands when a scenario begins. "owed": its event was taken, and whoever began its refund was killed.
+State = Literal["nothing", "bought", "swept", "expired", "owed, unsent", "owed, sent"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Orders in these states, what a victim then does, and what the orders have become when all is quiet."""
+
+    begins: tuple[State, ...]
+    steps: tuple[Step, ...]
+    ends: tuple[str, ...]
+
+
+_LATE: Final = "CANCELLED_BY_SWEEPER"
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "sale": Scenario(("nothing",), ("reserve", "pay", "receive", "events"), ("PAID",)),
+    "missed webhook": Scenario(("bought",), ("backfill", "events"), ("PAID",)),
+    "late payment": Scenario(("expired",), ("sweep", "receive", "events"), (_LATE,)),
+    "one in time, one late": Scenario(("bought", "swept"), ("receive", "events"), ("PAID", _LATE)),
+    "refund, unsent": Scenario(("owed, unsent",), ("refunds", "events"), (_LATE,)),
+    "refund, sent": Scenario(("owed, sent",), ("refunds", "events"), (_LATE,)),
+    "refund, told": Scenario(("owed, sent",), ("receive", "events"), (_LATE,)),
+}
+_ENDS: Final[Mapping[State, End]] = {
+    "owed, unsent": End(side="before", begins="http write"),
+    "owed, sent": End(side="after", begins="http read"),
+}
+
+
+class Buying(msgspec.Struct):
+    """One buyer: his key, and what he was told so far."""
+
+    key: str
+    order: str = ""
+    token: str = ""
+    payment: str = ""
+
+
+async def check_out(job: Mapping[str, Any], watched: Watched) -> list[str]:
+    """A victim's work: steps of checkout, one after the other."""
+    buyers = [msgspec.convert(one, Buying) for one in job["buyers"]]
+    async with till(job["dsn"], Control(job["simulator"]), migrating=False) as one:
+        with watched():
+            return [str(await STEPS[step](one, buyers)) for step in job["steps"]]
+
+
+async def _reserve(one: Till, buyers: Sequence[Buying]) -> None:
+    for buyer in buyers:
+        made = await one.service.orders.reserve(one.tenant, wish(), buyer.key)
+        assert isinstance(made, Reserved), made
+        buyer.order, buyer.token = made.view.id, made.view.reservation_token
+
+
+async def _pay(one: Till, buyers: Sequence[Buying]) -> None:
+    for buyer in buyers:
+        paid = await one.service.payments.pay(one.tenant, buyer.order, buyer.token, payment_method=CARD)
+        if isinstance(paid, Paying):
+            buyer.payment = paid.payment.payment_intent_id or ""
+
+
+async def _receive(one: Till, buyers: Sequence[Buying]) -> None:
+    """The provider tells of these buyers' payments and refunds. What is not acknowledged it tells again later."""
+    payments = {buyer.payment for buyer in buyers}
+    refunds = {made["id"] for made in one.control.made("stripe", "refund") if made["parent"] in payments}
+    # Side by side, as a provider does.
+    await asyncio.gather(*(one.deliver(event) for event in one.told(*payments, *refunds)))
+
+
+async def _events(one: Till, _buyers: Sequence[Buying]) -> None:
+    while (await one.service.events.run_once()).claimed:
+        pass
+
+
+STEPS: Final[Mapping[Step, Callable[[Till, Sequence[Buying]], Awaitable[Any]]]] = {
+    "reserve": _reserve,
+    "pay": _pay,
+    "receive": _receive,
+    "backfill": lambda one, _buyers: one.backfill(),
+    "events": _events,
+    "sweep": lambda one, _buyers: one.service.orders.sweep(),
+    "refunds": lambda one, _buyers: one.service.refunds.sweep(),
+}
+
+
+class Ground:
+    """One database, one simulator, and victims. Its till prepares, and comes after the victims."""
+
+    def __init__(self, one: Till, victims: Victims) -> None:
+        """Use `Grounds`."""
+        self._till = one
+        self._victims = victims
+        self.made = 0
+
+    async def prepare(self, scenario: Scenario) -> list[Buying]:
+        """Buyers, as far as the scenario has them when it begins."""
+        return [await self._brought(state) for state in scenario.begins]
+
+    async def _brought(self, state: State) -> Buying:
+        self.made += 1
+        buyer = Buying(f"k{self.made}")
+        if state == "nothing":
+            return buyer
+        await _reserve(self._till, [buyer])
+        await _pay(self._till, [buyer])
+        if state == "bought":
+            return buyer
+        await expire(self._till.dsn, buyer.order)
+        if state == "expired":
+            return buyer
+        await self._till.service.orders.sweep()
+        if state != "swept":
+            victim = await self.run([buyer], ("receive", "events"), _ENDS[state])
+            assert victim.was_killed, self.said()
+            await pass_time(self._till.dsn, _SPAN)
+        return buyer
+
+    async def run(self, buyers: Sequence[Buying], steps: Sequence[Step], end: End | None) -> Victim:
+        """One victim that ends there."""
+        others = await self._connected()
+        victim = self._victims.run(self._job(buyers, steps), end)
+        await self._until_gone(others)
+        return victim
+
+    async def pause(self, buyers: Sequence[Buying], scenario: Scenario, end: End) -> Victim:
+        """One that is stopped there, past its lease and its leave, while others do everything; then it goes on."""
+        others = await self._connected()
+        stops = msgspec.structs.replace(end, stops=True, span_seconds=_SPAN.total_seconds())
+        first = self._victims.begin(self._job(buyers, scenario.steps), stops)
+        self._victims.wait(lambda: first.is_stopped or first.is_ended)
+        if first.is_stopped:
+            if await self._try_to_age():
+                first.skip()
+                # Beside it, and perhaps waiting for what it holds.
+                beside = asyncio.create_task(self._again(buyers, scenario))
+                done, _ = await asyncio.wait([beside], timeout=1.0)
+                first.resume()
+                if not done:
+                    # What it met half done, or waited for too long, is done again by `recover`.
+                    await asyncio.wait([beside])
+                beside.exception()
+            else:
+                first.resume()
+            await asyncio.to_thread(self._victims.wait, lambda: first.is_ended)
+        assert first.status == 0, self.said()
+        await self._until_gone(others)
+        return first
+
+    async def age(self) -> None:
+        """Time passes: what was claimed is free, and nothing can still be on its way."""
+        await pass_time(self._till.dsn, _SPAN)
+
+    async def recover(self, buyers: Sequence[Buying], scenario: Scenario) -> None:
+        """Everybody comes again, until nothing is left to do."""
+        for _ in range(_MOST_ROUNDS):
+            await pass_time(self._till.dsn, _SPAN)
+            await self._again(buyers, scenario)
+            if not (await self._till.halves()).undecided:
+                return
+        raise AssertionError(f"not quiet after {_MOST_ROUNDS} rounds: {(await self._till.halves()).undecided}")
+
+    async def _again(self, buyers: Sequence[Buying], scenario: Scenario) -> None:
+        one = self._till
+        if "reserve" in scenario.steps:
+            await _reserve(one, buyers)
+            await _pay(one, buyers)
+        await one.service.orders.sweep()
+        await one.service.payments.collect()
+        # All that the provider has to tell: what was acknowledged is told twice by that.
+        await _receive(one, buyers)
+        await _events(one, buyers)
+        await one.service.refunds.sweep()
+        await _events(one, buyers)
+
+    async def check(self, buyers: Sequence[Buying], scenario: Scenario) -> None:
+        """Both halves, to the micro: charged is PAID and refunded; and each order ended as it should."""
+        found = await self._till.halves()
+        assert found.is_equal, found
+        assert found.payments == self.made, found
+        ends = []
+        for buyer in buyers:
+            order = await self._till.service.payments.order(self._till.tenant, buyer.order)
+            assert isinstance(order, OrderView), order
+            ends.append(order.status)
+        assert tuple(ends) == scenario.ends, ends
+
+    async def verify(self) -> None:
+        """The whole constitution."""
+        found = await broken(self._till.dsn)
+        assert not found, found
+
+    def said(self) -> str:
+        return self._victims.said()
+
+    def _job(self, buyers: Sequence[Buying], steps: Sequence[Step]) -> dict[str, Any]:
+        return {
+            "dsn": self._till.dsn,
+            "simulator": self._till.control.url,
+            "buyers": [msgspec.to_builtins(buyer) for buyer in buyers],
+            "steps": list(steps),
+        }
+
+    async def _try_to_age(self) -> bool:
+        """Not past an open transaction: what it has locked cannot be made older, and nobody can take it over."""
+        try:
+            await pass_time(f"{self._till.dsn}&lock_timeout=50", _SPAN)
+        except asyncpg.LockNotAvailableError:
+            return False
+        return True
+
+    async def _connected(self) -> set[int]:
+        async with self._till.service.database.owning() as connection:
+            return {row["pid"] for row in await connection.fetch(f"SELECT pid {_CLIENTS}")}
+
+    async def _until_gone(self, others: set[int]) -> None:
+        """A killed process's statements end with its connections; the provider has what had left it."""
+        async with asyncio.timeout(30):
+            while not await self._connected() <= others:
+                await asyncio.sleep(0.002)
+        for _ in range(2):
+            self._till.control.call("GET", "clock")
+
+
+class Grounds:
+    """One ground after another: a fresh one when the last has become too large to be compared quickly."""
+
+    def __init__(self, fresh_database: Callable[[], str], control: Control, victims: Victims) -> None:
+        self._fresh_database = fresh_database
+        self._control = control
+        self._victims = victims
+        self._stack = AsyncExitStack()
+        self._ground: Ground | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def take(self) -> Ground:
+        if self._ground is None or self._ground.made > _MOST_ORDERS:
+            await self.finish()
+            await self._stack.aclose()
+            self._control.call("POST", "reset")
+            one = await self._stack.enter_async_context(till(self._fresh_database(), self._control))
+            await one.service.orders.set_stock(one.tenant, "lamp", 1_000)
+            self._ground = Ground(one, self._victims)
+        return self._ground
+
+    async def finish(self) -> None:
+        """The whole constitution of the last ground: what was broken by any of its cases is broken still."""
+        if self._ground is not None:
+            await self._ground.verify()
