@@ -1,0 +1,404 @@
+"""A flash sale against a hostile provider, with shops that are killed and stopped: charged = PAID + refunded.
+
+40 pieces and 400 buyers by default; TALLY_TEST_BUYERS=20000 for the sale of 1,000 pieces, TALLY_TEST_SEED for another
+one. The provider's calls misbehave in every way of its catalogue, its webhooks come late, doubled, reordered, forged,
+twice under two ids, or never. A reservation holds two seconds, so that whoever's webhook is late has lost it to the next
+buyer. Every second or so a shop is killed, or stopped for longer than its leases. Time is hurried (`tests.faults.selling`).
+The counts are printed.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tallystick import app
+from tallystick.providers.http import Http, Reply
+from tallystick.providers.simulator.catalogue import FAULTS, KEYED, Stage
+from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.providers.steady import steady
+from tallystick.settings import Settings
+from tallystick.store import tenant as tenants
+from tallystick.store.migrate import migrate
+from tests import servers
+from tests.checkouts import CARD, Halves, compare, pass_time
+from tests.faults.selling import BUYERS, HURRIED, IS_SHORT, LEASE_SECONDS, TTL_SECONDS, UNIT_SECONDS
+from tests.faults.test_settlement_hostile import PatientControl, Stopwatch
+from tests.ledgers import broken, fetchval
+
+SEED = int(os.environ.get("TALLY_TEST_SEED", "7"))
+PIECES = BUYERS // 10 if IS_SHORT else BUYERS // 20
+SHOPS = 2
+# Buyers who are there at the same time.
+CROWD = 40 if IS_SHORT else 150
+PRICE = 25_000_000
+# Of the calls that move money, and of the questions.
+HOSTILITY = 0.15
+# Of the webhooks: late by more than a reservation holds, and every other trick.
+LATE = 0.35
+TRICKS = 0.20
+LATE_SECONDS = TTL_SECONDS + 4
+# A buyer asks this often whether something is free again, and clicks this often.
+LOOKS, CLICKS = 4, 6
+MOST_DISTURBANCES = 4 if IS_SHORT else 10_000
+PATIENCE_SECONDS = 150 + BUYERS / 10
+# What is not the default: real time is short, and a body of 32 MB tells no more than one of 9.
+ARGUMENTS = {"huge_body": "9", "trickle": "2", "slow_before": "1", "slow_after": "2", "error_500_object_later": "3600"}
+# A refund that the provider answered with an error for good, and did not make, is a person's to decide: nobody else can
+# know. The sale has no such person; refusals have (`_a_person_decides`).
+FOR_A_PERSON = {"refund": {"error_500_no_object"}}
+# Longer than any lease, leave and pause of a hurried shop.
+ROUND = timedelta(minutes=5)
+# What the simulator shows of one kind at once.
+MOST_OBJECTS = 10_000
+
+
+def hostile_plan() -> str:
+    """Every kind of fault that can strike a charge, a refund or a question, equally often."""
+    rules = []
+    for operation in ("charge", "refund", "list", "events"):
+        fitting = [
+            fault
+            for fault in FAULTS
+            if fault.stage is not Stage.WEBHOOK
+            and "stripe" in fault.dialects
+            and ("*" in fault.operations or operation in fault.operations)
+            and not (fault.needs_key and operation not in KEYED["stripe"])
+            and fault.name not in FOR_A_PERSON.get(operation, ())
+        ]
+        for fault in fitting:
+            argument = f"({ARGUMENTS[fault.name]})" if fault.name in ARGUMENTS else ""
+            rules.append(f"stripe.{operation}:{fault.name}{argument}={100 * HOSTILITY / len(fitting):.4f}%")
+    told = [
+        fault.name
+        for fault in FAULTS
+        if fault.stage is Stage.WEBHOOK and "stripe" in fault.dialects and fault.name != "webhook_late"
+    ]
+    rules.append(f"stripe.webhook:webhook_late({LATE_SECONDS:g})={100 * LATE:.4f}%")
+    rules += [f"stripe.webhook:{name}={100 * TRICKS / len(told):.4f}%" for name in told]
+    return "\n".join(rules)
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Iterator[RunningSimulator]:
+    running = start(tmp_path / "books.sqlite", log=tmp_path / "simulator.log", faults=hostile_plan(), seed=SEED)
+    yield running
+    running.stop()
+
+
+class Shops:
+    """Shop processes at addresses that stay; killed, stopped and started again."""
+
+    def __init__(self, dsn: str, url: str, log: Path, chance: random.Random) -> None:
+        self._arguments = (dsn, url)
+        self._log = log
+        self._chance = chance
+        self._shops: list[subprocess.Popen[bytes]] = []
+        self.ports = [_free_port() for _ in range(SHOPS)]
+        self.kills = 0
+        self.stops = 0
+
+    async def start(self) -> None:
+        self._shops = [self._started(port) for port in self.ports]
+        await asyncio.gather(*(self._heard(shop) for shop in self._shops))
+
+    async def disturb(self) -> None:
+        """One of them: SIGKILL wherever it is, or SIGSTOP for longer than its leases."""
+        which = self._chance.randrange(SHOPS)
+        shop = self._shops[which]
+        assert shop.poll() is None, f"a shop ended by itself: {self._said()}"
+        if self._chance.random() < 0.5:
+            self.kills += 1
+            shop.kill()
+            shop.wait()
+            self._close(shop)
+            self._shops[which] = self._started(self.ports[which])
+            await self._heard(self._shops[which])
+        else:
+            self.stops += 1
+            shop.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(LEASE_SECONDS + UNIT_SECONDS)
+            shop.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        for shop in self._shops:
+            shop.kill()
+            shop.wait()
+            self._close(shop)
+        self._shops = []
+
+    def _started(self, port: int) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.selling", *self._arguments, str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    async def _heard(self, shop: "subprocess.Popen[bytes]") -> None:
+        assert shop.stdout is not None
+        line = await asyncio.to_thread(shop.stdout.readline)
+        assert line, f"a shop did not open: {self._said()}"
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    @staticmethod
+    def _close(shop: "subprocess.Popen[bytes]") -> None:
+        for pipe in (shop.stdin, shop.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class Crowd:
+    """Buyers: each wants one piece, tries again with the same key when nobody answers, and clicks until he knows."""
+
+    def __init__(self, ports: list[int], key: str, chance: random.Random) -> None:
+        self._shops = [Http(f"http://127.0.0.1:{port}") for port in ports]
+        self._key = key
+        self._chance = chance
+        self.became: Counter[str] = Counter()
+        self.unanswered = 0
+
+    async def come(self, many: int) -> None:
+        numbers = iter(range(many))
+
+        async def one_after_another() -> None:
+            for number in numbers:
+                self.became[await self._buy(number)] += 1
+
+        await asyncio.gather(*(one_after_another() for _ in range(CROWD)))
+        for shop in self._shops:
+            await shop.close()
+
+    async def _buy(self, number: int) -> str:
+        wish = {"sku": "phone", "quantity": 1, "amount_micros": PRICE, "currency": "EUR"}
+        for _ in range(LOOKS):
+            status, order = await self._ask("/v1/orders", wish, f"buyer-{number}")
+            if status == 201:
+                return await self._pay(order)
+            if order.get("code") != "sold_out":
+                return str(order.get("code", status))
+            await asyncio.sleep(self._chance.uniform(0.1, 0.4) * (1 if IS_SHORT else 4))
+        return "sold_out"
+
+    async def _pay(self, order: dict[str, Any]) -> str:
+        click = {"reservation_token": order["reservation_token"], "payment_method": CARD}
+        for _ in range(CLICKS):
+            status, payment = await self._ask(f"/v1/orders/{order['id']}/pay", click)
+            if status == 201:
+                return "charged"
+            if status != 202:
+                return str(payment.get("code", status))
+            await asyncio.sleep(self._chance.uniform(0.1, 0.5))
+        return "left without an answer"
+
+    async def _ask(self, path: str, body: object, key: str | None = None) -> tuple[int, dict[str, Any]]:
+        """Of one shop or another, until one answers."""
+        given = [("authorization", f"Bearer {self._key}"), ("content-type", "application/json")]
+        if key is not None:
+            given.append(("idempotency-key", key))
+        while True:
+            shop = self._chance.choice(self._shops)
+            request = shop.request("POST", path, given, json.dumps(body).encode())
+            answer = await shop.send(request, sendable_until=steady() + 5, answer_seconds=6 * UNIT_SECONDS)
+            if isinstance(answer, Reply) and answer.status < 500 and answer.status != 429:
+                found = json.loads(answer.body)
+                if found.get("code") != "in_flight":
+                    return answer.status, found
+            self.unanswered += 1
+            await asyncio.sleep(0.1)
+
+
+async def _disturbed(shops: Shops, until: "asyncio.Task[None]", chance: random.Random) -> None:
+    for _ in range(MOST_DISTURBANCES):
+        await asyncio.wait([until], timeout=chance.uniform(0.5, 1.5) * (1 if IS_SHORT else 3))
+        if until.done():
+            return
+        await shops.disturb()
+
+
+async def _entries(control: PatientControl) -> list[dict[str, Any]]:
+    """Every payment and refund of the provider's own books."""
+    found = []
+    for kind in ("payment_intent", "refund"):
+        of_kind = await asyncio.to_thread(control.made, "stripe", kind)
+        assert len(of_kind) < MOST_OBJECTS, "the books are longer than one answer"
+        found += of_kind
+    return found
+
+
+async def _open(dsn: str, control: PatientControl) -> Counter[str]:
+    """What is not at its end. A charge that nobody answered, and of which the provider has nothing, took no money."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        log = await connection.fetch(
+            "SELECT idempotency_key, operation_type FROM tally.payment_idempotency_log WHERE status = 'PENDING'"
+        )
+        events = await connection.fetchval(
+            "SELECT count(*) FROM tally.webhook_events WHERE status IN ('UNPROCESSED', 'IN_PROCESSING', 'DEAD_LETTER')"
+        )
+        orders = await connection.fetchval("SELECT count(*) FROM tally.orders WHERE status = 'PENDING'")
+    finally:
+        await connection.close()
+    known = {entry["reference"] for entry in await _entries(control)}
+    found = Counter({"events": events, "orders": orders})
+    for row in log:
+        is_there = row["operation_type"] == "REFUND" or row["idempotency_key"].hex() in known
+        found[row["operation_type"] if is_there else "silent"] += 1
+    return found
+
+
+async def _until_quiet(dsn: str, control: PatientControl) -> Counter[str]:
+    """Nobody is killed any more, and the provider behaves; what waits for its time is helped along."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        still = await _open(dsn, control)
+        if not still.total() - still["silent"]:
+            return still
+        assert time.monotonic() < ends, f"still open after {PATIENCE_SECONDS:g} s: {still}"
+        with suppress(asyncpg.DeadlockDetectedError):
+            await pass_time(dsn, ROUND)
+        await asyncio.sleep(1.0)
+
+
+async def _a_person_decides(dsn: str, url: str) -> int:
+    """Refunds that were refused, or came back, are sent once more."""
+    async with app.running(Settings(database_url=dsn), migrating=False, simulator_url=url) as service:
+        owner = await tenants.ensure_tenant(service.database, "default")
+        async with service.database.owning() as connection:
+            failed = await connection.fetch(
+                "SELECT DISTINCT ON (payment_intent_id) order_id, payment_intent_id, status"
+                "  FROM tally.payment_idempotency_log WHERE operation_type = 'REFUND'"
+                " ORDER BY payment_intent_id, attempt DESC"
+            )
+        decided = 0
+        for row in failed:
+            if row["status"] == "FAILED":
+                order = f"or_{row['order_id'].hex}"
+                assert await service.refunds.decide(owner, order, row["payment_intent_id"], "refund") == "REFUND"
+                decided += 1
+    return decided
+
+
+async def _the_days_after(dsn: str, control: PatientControl) -> int:
+    """Payments that appear after their error, webhooks that were held back, refunds that come back: and then quiet."""
+    decided = 0
+    for span in (timedelta(hours=2), timedelta(days=2), timedelta(days=2)):
+        await asyncio.to_thread(control.advance, seconds=span.total_seconds())
+        await _until_quiet(dsn, control)
+        decided += await _a_person_decides(dsn, control.url)
+        await _until_quiet(dsn, control)
+    return decided
+
+
+@pytest.mark.timeout(3 * PATIENCE_SECONDS + 300)
+async def test_whatever_happens_in_a_flash_sale_charged_is_paid_and_refunded(
+    embedded18: servers.Server,
+    simulator: RunningSimulator,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """To the last micro, by the provider's own books; nothing is oversold, doubled or lost."""
+    clock, chance = Stopwatch(), random.Random(SEED)
+    control = PatientControl(simulator.url)
+    dsn = embedded18.fresh_database()
+    await migrate(dsn)
+    key = await _opened(dsn, simulator.url)
+    shops = Shops(dsn, simulator.url, tmp_path / "shops.log", chance)
+    crowd = Crowd(shops.ports, key, chance)
+    try:
+        await shops.start()
+        endpoint = f"http://127.0.0.1:{shops.ports[0]}/webhooks/simulator"
+        secrets = [app.SIMULATOR_WEBHOOK_SECRET]
+        await asyncio.to_thread(control.call, "PUT", "endpoints/stripe", {"url": endpoint, "secrets": secrets})
+        clock.lap("open")
+        sale = asyncio.create_task(crowd.come(BUYERS))
+        await _disturbed(shops, sale, chance)
+        await sale
+        clock.lap("sold")
+        struck: dict[str, int] = control.struck()
+        await asyncio.to_thread(control.call, "DELETE", "faults")
+        await _until_quiet(dsn, control)
+        clock.lap("quiet")
+        decided = await _the_days_after(dsn, control)
+        silent = (await _open(dsn, control))["silent"]
+        clock.lap("days after")
+    finally:
+        shops.stop()
+    halves = await compare(dsn, await _entries(control))
+    record_property("counted", _told(halves, crowd, shops, struck, clock, decided, silent, await _late(dsn)))
+    assert halves.is_equal, (halves.charged, halves.paid, halves.refunded, halves.doubled, halves.lost)
+    assert halves.orders["PAID"] * PRICE == halves.paid
+    # Oversold: the database's rule and the count agree.
+    assert halves.orders["PAID"] <= PIECES
+    assert await fetchval(dsn, "SELECT sold = $1 AND reserved = 0 FROM tally.sku", halves.orders["PAID"])
+    assert set(halves.events) <= {"PROCESSED_OK", "PROCESSED_COMPENSATED"}
+    assert len(halves.undecided) == silent
+    assert await broken(dsn) == {}
+    # A provider that behaved, or shops that were left alone, would prove nothing.
+    assert (halves.refunds >= 3, halves.orders["PAID"] >= 3) == (True, True), halves.orders
+    assert shops.kills + shops.stops >= 2
+    assert {"webhook_late", "webhook_lost", "webhook_two_events"} & struck.keys()
+
+
+async def _opened(dsn: str, url: str) -> str:
+    """A tenant with a stock and a key."""
+    async with app.running(Settings(database_url=dsn), limits=HURRIED, migrating=False, simulator_url=url) as service:
+        owner = await tenants.ensure_tenant(service.database, "default")
+        key = tenants.new_key()
+        await tenants.add_key(service.database, owner, "admin", key)
+        await service.orders.set_stock(owner, "phone", PIECES)
+    return key
+
+
+async def _late(dsn: str) -> int:
+    return int(await fetchval(dsn, "SELECT count(*) FROM tally.payment_receipt WHERE reason = 'late'"))
+
+
+def _told(
+    halves: Halves,
+    crowd: Crowd,
+    shops: Shops,
+    struck: dict[str, int],
+    clock: Stopwatch,
+    decided: int,
+    silent: int,
+    late: int,
+) -> str:
+    became = ", ".join(f"{count} {what}" for what, count in sorted(crowd.became.items()))
+    orders = ", ".join(f"{count} {what}" for what, count in sorted(halves.orders.items()))
+    return "\n".join(
+        [
+            f"flash sale: {PIECES} pieces, {BUYERS} buyers, seed {SEED}: {became}",
+            f"  orders: {orders}; {halves.payments} payments, {late} of them late, {halves.refunds} refunds",
+            f"  charged {halves.charged} = PAID {halves.paid} + refunded {halves.refunded} micros; "
+            f"doubled {len(halves.doubled)}, lost {len(halves.lost)}, oversold {max(halves.orders['PAID'] - PIECES, 0)}",
+            f"  {shops.kills} kills, {shops.stops} stops of {SHOPS} shops, {crowd.unanswered} calls without an answer, "
+            f"{decided} refunds by a person, {silent} charges never answered and never made",
+            "  faults: " + ", ".join(f"{name} {count}" for name, count in sorted(struck.items())),
+            f"  events: {', '.join(f'{count} {what}' for what, count in sorted(halves.events.items()))}",
+            f"  {', '.join(clock.laps)}",
+        ]
+    )
