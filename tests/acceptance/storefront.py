@@ -1,0 +1,223 @@
+"""A shop as `tally up` runs it, and a provider beside it: everything between them, and with the buyer, is HTTP.
+
+Storefront   the API, the receiver and every worker in this process, on a port of its own; the simulator tells it
+             everything by signed webhooks
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import httpx2
+
+from tallystick import app
+from tallystick.settings import Settings
+from tallystick.store import tenant as tenants
+from tallystick.web.api import build
+from tallystick.web.server import serve
+from tallystick.workers.crew import crew, working
+from tests.checkouts import CARD, Halves, compare
+from tests.ledgers import broken
+from tests.providers.worlds import Control
+from tests.settlements import superuser
+from tests.webhooks import headers
+
+PRICE = 1_000_000_000
+HOOK = "/webhooks/simulator"
+# For what happens by itself in a second or two; a busy machine may take longer.
+PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Storefront:
+    """What a buyer, the provider, and whoever looks into the books can do."""
+
+    dsn: str
+    control: Control
+    service: app.Service
+    port: int
+    client: httpx2.AsyncClient
+    stranger: httpx2.AsyncClient
+
+    # --- the buyer
+
+    async def stock(self, pieces: int, sku: str = "phone") -> None:
+        answer = await self.client.put(f"/v1/skus/{sku}", json={"stock": pieces})
+        assert answer.status_code == 200, answer.text
+
+    async def ask_for(self, key: str, **fields: Any) -> httpx2.Response:
+        wish = {"sku": "phone", "quantity": 1, "amount_micros": PRICE, "currency": "EUR", **fields}
+        return await self.client.post("/v1/orders", json=wish, headers={"idempotency-key": key})
+
+    async def reserve(self, key: str, **fields: Any) -> dict[str, Any]:
+        answer = await self.ask_for(key, **fields)
+        assert answer.status_code == 201, answer.text
+        order: dict[str, Any] = answer.json()
+        return order
+
+    async def click(self, order: dict[str, Any], **other: Any) -> httpx2.Response:
+        body = {"reservation_token": order["reservation_token"], **other}
+        return await self.client.post(f"/v1/orders/{order['id']}/pay", json=body)
+
+    async def pay(self, order: dict[str, Any]) -> str:
+        """With a card that is charged at once; the payment's id."""
+        answer = await self.click(order, payment_method=CARD)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["payment_intent_id"])
+
+    async def authorise(self, payment: str) -> None:
+        """On the provider's own page, with what `pay` gave the buyer for it: the card is charged."""
+        async with httpx2.AsyncClient(base_url=self.control.url, timeout=PATIENCE_SECONDS) as page:
+            answer = await page.post(
+                f"/stripe/v1/payment_intents/{payment}/confirm",
+                data={"payment_method": CARD},
+                headers={"authorization": f"Bearer {app.SIMULATOR_API_KEY}"},
+            )
+        assert answer.json()["status"] == "succeeded", answer.text
+
+    async def order(self, order: dict[str, Any]) -> dict[str, Any]:
+        answer = await self.client.get(f"/v1/orders/{order['id']}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def becomes(self, order: dict[str, Any], status: str) -> dict[str, Any]:
+        """Polled, as a buyer's page does."""
+        return await self.until(order, lambda found: found["status"] == status)
+
+    async def until(self, order: dict[str, Any], wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        async def is_so() -> bool:
+            found.update(await self.order(order))
+            return wanted(found)
+
+        await eventually(is_so, found)
+        return found
+
+    # --- time
+
+    async def later(self, order: dict[str, Any], **span: float) -> None:
+        """That much of the reservation's time is over, by the database's clock."""
+        connection = await asyncpg.connect(superuser(self.dsn))
+        try:
+            async with connection.transaction():
+                await connection.execute("SET LOCAL session_replication_role = replica")
+                await connection.execute(
+                    "UPDATE tally.orders SET created_at = created_at - $2::interval, expires_at = expires_at"
+                    " - $2::interval WHERE id = $1::uuid",
+                    order["id"].removeprefix("or_"),
+                    timedelta(**span),
+                )
+        finally:
+            await connection.close()
+
+    # --- the provider
+
+    async def tells(self, raw: bytes, path: str = HOOK, **how: Any) -> httpx2.Response:
+        """A webhook with this body, signed now unless told otherwise."""
+        return await self.stranger.post(path, content=raw, headers=headers(raw, **how))
+
+    async def told(self, payment: str, type_: str = "payment_intent.succeeded") -> bytes:
+        """The provider's own words about a payment, as it would send them."""
+        events = await asyncio.to_thread(
+            self.control.call, "GET", f"events?dialect=stripe&object_id={payment}&limit=100"
+        )
+        return json.dumps(next(event["body"] for event in events if event["type"] == type_)).encode()
+
+    async def plan(self, text: str) -> None:
+        await asyncio.to_thread(self.control.plan, text)
+
+    async def behave(self) -> None:
+        await asyncio.to_thread(self.control.call, "DELETE", "faults")
+
+    async def advance(self, **span: float) -> None:
+        """The provider's clock. Returns when what was due by then was told."""
+        await asyncio.to_thread(lambda: self.control.advance(**span))
+
+    # --- the books
+
+    async def ended(self, payment: str) -> dict[str, str]:
+        """How the events of a payment stand, by their type."""
+        async with self.service.database.owning() as connection:
+            rows = await connection.fetch(
+                "SELECT type, status FROM tally.webhook_events WHERE provider_id = $1 ORDER BY number", payment
+            )
+        return {row["type"]: row["status"] for row in rows}
+
+    async def quiet(self) -> None:
+        """Every event is at its end."""
+
+        async def is_quiet() -> bool:
+            async with self.service.database.owning() as connection:
+                return not await connection.fetchval(
+                    "SELECT count(*) FROM tally.webhook_events WHERE status IN ('UNPROCESSED', 'IN_PROCESSING')"
+                )
+
+        await eventually(is_quiet, "events are not at their end")
+
+    async def halves(self) -> Halves:
+        entries = []
+        for kind in ("payment_intent", "refund"):
+            entries += await asyncio.to_thread(self.control.made, "stripe", kind)
+        return await compare(self.dsn, entries)
+
+    async def books_match(self) -> Halves:
+        """Charged is PAID and refunded, by the provider's books; and the constitution holds."""
+        found = await self.halves()
+        assert found.is_equal, found
+        assert await broken(self.dsn) == {}
+        return found
+
+    async def metric(self, name: str) -> float:
+        text = (await self.stranger.get("/metrics")).text
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} ") or line.startswith(f"{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]], what: object) -> None:
+    """Ask until it is so, or for too long."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await is_so():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"it did not happen: {what}") from None
+
+
+@asynccontextmanager
+async def storefront(dsn: str, control: Control) -> AsyncIterator[Storefront]:
+    """Open, with the settings that everybody begins with: ten minutes for a reservation, and thirty seconds of grace."""
+    settings = Settings(database_url=dsn)
+    async with app.running(settings, simulator_url=control.url) as service:
+        keys = {}
+        for name in ("default", "other"):
+            owner = await tenants.ensure_tenant(service.database, name)
+            keys[name] = tenants.new_key()
+            await tenants.add_key(service.database, owner, "admin", keys[name])
+        listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        async with working(crew(service)):
+            serving = asyncio.create_task(
+                serve(build(service), "127.0.0.1", 0, on_listening=lambda _host, port: listening.set_result(port))
+            )
+            port = await listening
+            address = f"http://127.0.0.1:{port}"
+            endpoint = {"url": f"{address}{HOOK}", "secrets": [app.SIMULATOR_WEBHOOK_SECRET]}
+            await asyncio.to_thread(control.call, "PUT", "endpoints/stripe", endpoint)
+            async with (
+                httpx2.AsyncClient(
+                    base_url=address, timeout=60, headers={"authorization": f"Bearer {keys['default']}"}
+                ) as client,
+                httpx2.AsyncClient(
+                    base_url=address, timeout=60, headers={"authorization": f"Bearer {keys['other']}"}
+                ) as stranger,
+            ):
+                yield Storefront(dsn, control, service, port, client, stranger)
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
