@@ -171,6 +171,7 @@ async def compare(dsn: str, entries: Iterable[dict[str, Any]]) -> Halves:
     return found
 
 
+_NOTHING = {"fate": None, "amount_micros": 0, "order_status": None}
 _OPEN = ("UNPROCESSED", "IN_PROCESSING", "DEAD_LETTER")
 
 
@@ -193,10 +194,9 @@ def _compare(found: Halves, entries: list[dict[str, Any]], log: Sequence[Any], r
     found.refunded = sum(sum(of) for of in back.values())
     found.doubled += [f"order {order} was charged {ids}" for order, ids in taken.items() if len(ids) > 1]
     for payment, micros in moved.items():
-        receipt, given_back = receipts.get(payment), back.get(payment, [])
-        pays = receipt is not None and receipt["fate"] == "PAID"
-        if pays:
-            found.paid += receipt["amount_micros"]
+        receipt, given_back = receipts.get(payment, _NOTHING), back.get(payment, [])
+        pays = receipt["fate"] == "PAID"
+        found.paid += receipt["amount_micros"] if pays else 0
         if len(given_back) > 1 or sum(given_back) > micros or (pays and given_back):
             found.doubled.append(f"{payment} of {micros} pays an order: {pays}, and went back: {given_back}")
         elif not pays and sum(given_back) != micros:

@@ -1,9 +1,9 @@
 """Checkout, killed anywhere: SIGKILL before and after every statement and every provider call, from reserve to refund.
 
 The receiver, the saga, both sweepers and the back-fill are in it. After each case everybody comes again, and then
-charged = PAID + refunded by the provider's own books. A sample that rotates with the commit runs always, and every point
-around COMMIT and the provider of the late payment; TALLY_TEST_FULL=1 runs all of them, TALLY_TEST_SEED repeats a sample.
-The counts are printed.
+charged = PAID + refunded by the provider's own books. A sample that rotates with the commit runs always, and every
+point around COMMIT and the provider of the late payment; TALLY_TEST_FULL=1 runs all of them, TALLY_TEST_SEED repeats a
+sample. The counts are printed.
 """
 
 import random

@@ -2,9 +2,9 @@
 
 40 pieces and 400 buyers by default; TALLY_TEST_BUYERS=20000 for the sale of 1,000 pieces, TALLY_TEST_SEED for another
 one. The provider's calls misbehave in every way of its catalogue, its webhooks come late, doubled, reordered, forged,
-twice under two ids, or never. A reservation holds two seconds, so that whoever's webhook is late has lost it to the next
-buyer. Every second or so a shop is killed, or stopped for longer than its leases. Time is hurried (`tests.faults.selling`).
-The counts are printed.
+twice under two ids, or never. A reservation holds for seconds, so that whoever's webhook is late has lost it to the
+next buyer. Every second or so a shop is killed, or stopped for longer than its leases. Time is hurried
+(`tests.faults.selling`). The counts are printed.
 """
 
 import asyncio
@@ -348,7 +348,10 @@ async def test_whatever_happens_in_a_flash_sale_charged_is_paid_and_refunded(
     finally:
         shops.stop()
     halves = await compare(dsn, await _entries(control))
-    record_property("counted", _told(halves, crowd, shops, struck, clock, decided, silent, await _late(dsn)))
+    told = _told(
+        halves, crowd, shops, struck=struck, decided=decided, silent=silent, late=await _late(dsn), laps=clock.laps
+    )
+    record_property("counted", told)
     assert halves.is_equal, (halves.charged, halves.paid, halves.refunded, halves.doubled, halves.lost)
     assert halves.orders["PAID"] * PRICE == halves.paid
     # Oversold: the database's rule and the count agree.
@@ -381,24 +384,25 @@ def _told(
     halves: Halves,
     crowd: Crowd,
     shops: Shops,
+    *,
     struck: dict[str, int],
-    clock: Stopwatch,
     decided: int,
     silent: int,
     late: int,
+    laps: list[str],
 ) -> str:
     became = ", ".join(f"{count} {what}" for what, count in sorted(crowd.became.items()))
     orders = ", ".join(f"{count} {what}" for what, count in sorted(halves.orders.items()))
-    return "\n".join(
-        [
-            f"flash sale: {PIECES} pieces, {BUYERS} buyers, seed {SEED}: {became}",
-            f"  orders: {orders}; {halves.payments} payments, {late} of them late, {halves.refunds} refunds",
-            f"  charged {halves.charged} = PAID {halves.paid} + refunded {halves.refunded} micros; "
-            f"doubled {len(halves.doubled)}, lost {len(halves.lost)}, oversold {max(halves.orders['PAID'] - PIECES, 0)}",
-            f"  {shops.kills} kills, {shops.stops} stops of {SHOPS} shops, {crowd.unanswered} calls without an answer, "
-            f"{decided} refunds by a person, {silent} charges never answered and never made",
-            "  faults: " + ", ".join(f"{name} {count}" for name, count in sorted(struck.items())),
-            f"  events: {', '.join(f'{count} {what}' for what, count in sorted(halves.events.items()))}",
-            f"  {', '.join(clock.laps)}",
-        ]
+    oversold = max(halves.orders["PAID"] - PIECES, 0)
+    lines = (
+        f"flash sale: {PIECES} pieces, {BUYERS} buyers, seed {SEED}: {became}",
+        f"orders: {orders}; {halves.payments} payments, {late} of them late, {halves.refunds} refunds",
+        f"charged {halves.charged} = PAID {halves.paid} + refunded {halves.refunded} micros",
+        f"doubled {len(halves.doubled)}, lost {len(halves.lost)}, oversold {oversold}",
+        f"{shops.kills} kills, {shops.stops} stops of {SHOPS} shops, {crowd.unanswered} calls without an answer",
+        f"{decided} refunds by a person, {silent} charges never answered and never made",
+        "faults: " + ", ".join(f"{name} {count}" for name, count in sorted(struck.items())),
+        "events: " + ", ".join(f"{count} {what}" for what, count in sorted(halves.events.items())),
+        ", ".join(laps),
     )
+    return "\n  ".join(lines)
