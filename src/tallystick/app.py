@@ -303,7 +303,11 @@ async def running(
                 )
                 reviews = Reviews(database)
                 events = Events(
-                    database, handlers(reviews), lease=timedelta(seconds=settings.lease_seconds), by=worker_name()
+                    database,
+                    handlers(reviews),
+                    providers=known,
+                    lease=timedelta(seconds=settings.lease_seconds),
+                    by=worker_name(),
                 )
                 yield Service(
                     settings,

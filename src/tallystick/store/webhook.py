@@ -10,8 +10,9 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Movement
-from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_type
+from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_object, kept_type
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
 from tallystick.settings import LIMITS
@@ -43,7 +44,11 @@ class Told(Protocol):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """An event under a lease. `movement` is None where it tells of no money we know of."""
+    """An event under a lease. `movement` is None where it tells of no money we know of.
+
+    `object_purpose`: it only names one of that purpose, by `object_id`; the provider is asked for it before a handler
+    sees the event.
+    """
 
     number: int
     claim_number: int
@@ -54,6 +59,8 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: datetime | None
     received_at: datetime
     tries: int
+    object_id: str | None = None
+    object_purpose: Purpose | None = None
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +76,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     amount_micros: int | None
     currency: str | None
     state: str | None
+    object_id: str | None
     status: Status
     tries: int
     reason: str | None
@@ -122,6 +130,8 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         return fresh
     events = [row[3] for row in told]
     movements = [event.movement for event in events]
+    # Who tells of a movement has its id there.
+    named = [kept_object(event.object_id) if event.movement is None else None for event in events]
     found = await connection.fetch(
         _SQL["append"],
         _joined([row[0] for row in told]),
@@ -134,6 +144,8 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         _joined([_ABSENT if movement is None else movement.currency for movement in movements]),
         _joined([_ABSENT if movement is None else movement.state for movement in movements]),
         _joined([_ABSENT if movement is None else movement.status for movement in movements]),
+        _joined([name or _ABSENT for name in named]),
+        _joined([(name and event.object_purpose) or _ABSENT for name, event in zip(named, events, strict=True)]),
         _literal([None if movement is None else movement.amount_micros for movement in movements]),
         _literal([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
         [event.body for event in events],
@@ -337,4 +349,6 @@ def _claimed(row: asyncpg.Record) -> Claimed:
         occurred_at=row["occurred_at"],
         received_at=row["received_at"],
         tries=row["tries"],
+        object_id=row["object_id"],
+        object_purpose=row["object_purpose"],
     )
