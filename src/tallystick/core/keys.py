@@ -10,6 +10,7 @@ versioned: a key must come out the same on another host and in a later release, 
 """
 
 from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -55,6 +56,15 @@ def uuid_form(key: bytes) -> str:
     refused transfer is worse than a wrong label: the version and variant bits are those of version 4.
     """
     return str(UUID(bytes=_checked(key)[:16], version=4))
+
+
+# By the name that a provider's facts give its form.
+FORMS: Final[Mapping[str, Callable[[bytes], str]]] = {"hex64": hex64, "square45": square45, "uuid": uuid_form}
+
+
+def forms_of(key: bytes) -> tuple[str, ...]:
+    """Every way in which some provider may have written the key."""
+    return tuple(form(key) for form in FORMS.values())
 
 
 def settlement_key(

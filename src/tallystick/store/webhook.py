@@ -1,7 +1,6 @@
 """Webhooks on PostgreSQL: append many in one statement, claim, renew, finish under a fence; bodies by the day."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -13,9 +12,7 @@ from tallystick import queries
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Movement
 from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_object, kept_type
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
-from tallystick.settings import LIMITS
+from tallystick.errors import require
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
 
@@ -178,14 +175,14 @@ _moment: Final = lru_cache(maxsize=256)(moment)
 
 async def claim(database: Database, *, most: int, lease: timedelta, by: str) -> list[Claimed]:
     """Take events that are due, or whose lease is over: up to `most` of each. Raises Unreachable and InFlight."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["claim"], most, lease, by)
     return [_claimed(row) for row in rows]
 
 
 async def renew(database: Database, claims: Sequence[Claimed], *, lease: timedelta) -> set[int]:
     """Hold them for another lease. The numbers of those that are still ours."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["renew"], *_names(claims), lease)
     return {row["number"] for row in rows}
 
@@ -209,7 +206,7 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
 
 async def record(database: Database, ended: Sequence[tuple[Claimed, End]]) -> set[int]:
     """`finish` in a commit of its own. Raises Unreachable, InFlight and OutcomeUnknown."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         return await finish(connection, ended)
 
 
@@ -242,7 +239,7 @@ async def find(database: Database, id_: str) -> dict[int, Status]:
 
 async def retry(database: Database, numbers: Sequence[int] | None) -> set[int]:
     """Let dead letters be tried again from the start; None: all of them. Those that were dead."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["retry"], None if numbers is None else list(numbers))
     return {row["number"] for row in rows}
 
@@ -267,7 +264,7 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
     How many were new, and whether the cursor was ours to move: False, somebody else has read on.
     """
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         (fresh,) = await append(connection, [told])
         moved = await connection.fetchval(_SQL["move_cursor"], told.provider, to, version)
     return fresh, moved is not None
@@ -275,11 +272,11 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
 async def keep_days(database: Database, *, ahead: int, detach_after: int | None) -> tuple[int, list[str]]:
     """Make the partitions of the days to come, and detach those older than so many days; None: none."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         made: int = await connection.fetchval(_SQL["ahead"], ahead)
     gone: list[str] = []
     if detach_after is not None:
-        async with _written(database) as connection:
+        async with database.stepping() as connection:
             gone = [row[0] for row in await connection.fetch(_SQL["detach"], detach_after)]
     return made, gone
 
@@ -307,18 +304,6 @@ async def figures(database: Database) -> Figures:
     async with database.owning() as connection:
         row = await connection.fetchrow(_SQL["figures"], _MOST_COUNTED)
     return Figures(**dict(row or {}))
-
-
-@asynccontextmanager
-async def _written(database: Database) -> AsyncIterator[Connection]:
-    """One transaction of a caller who is told in the words of `errors`, and may simply do it again."""
-    try:
-        async with database.writing() as connection:
-            yield connection
-    except Contended as contended:
-        raise InFlight(LIMITS.lock_wait_seconds) from contended
-    except Lost as lost:
-        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
 
 
 def _names(claims: Sequence[Claimed]) -> tuple[list[int], list[int]]:
