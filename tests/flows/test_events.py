@@ -17,7 +17,9 @@ from tallystick.errors import InvariantBroken, Unreachable
 from tallystick.eventlog.port import Delivery
 from tallystick.flows.events import Backfill, Events, Processed, SettlementNews
 from tallystick.settings import LIMITS, Limits
+from tallystick.store import tenant as tenants
 from tallystick.store import webhook as store
+from tallystick.store.explain_webhook import explain_events
 from tallystick.store.webhook import Claimed
 from tests import servers, webhooks
 from tests.ledgers import broken, fetchval
@@ -426,6 +428,39 @@ async def test_nobody_is_asked_for_what_nobody_handles_nor_for_a_provider_that_i
     gone = Events(till.database, {"transfer": Told()}, lease=LEASE, by="one")
     assert await gone.run_once() == Processed(claimed=1, postponed=1)
     assert books.asked == []
+
+
+async def test_an_explained_event_names_what_it_concerned_and_only_of_that_tenant(till: Shop) -> None:
+    """By our reference before the provider's id is known, by that id afterwards; of another tenant's nothing."""
+    made = await till.create("a")
+    await append(till, 1, **_reversed(msgspec.structs.replace(made, transfer_id="tr_not_recorded"), 1_000))
+    await till.tick()
+    paid = await till.read(made.id)
+    await append(till, 2, **_reversed(paid, paid.amount_micros // 10_000))
+    for name in ("evt_1", "evt_2"):
+        (told,) = await explain_events(till.database, till.tenant, name)
+        assert f"it concerns settlement {made.id}: " in told.summary, name
+    other = await tenants.ensure_tenant(till.database, "other")
+    (told,) = await explain_events(till.database, other, "evt_2")
+    assert told.summary.endswith("it concerns nothing of tenant other")
+    assert made.id not in str(told)
+
+
+async def test_an_explained_event_says_what_is_left_of_its_evidence(till: Shop) -> None:
+    await append_named(till, 1)
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "it names transfer 49983981, which is fetched from wise; its body of" in str(told)
+    await naming(till, Books(Unknown(code="unanswered", message="down")), Told()).run_once()
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "UNPROCESSED (unanswered: down), number " in told.summary
+    assert told.timeline[-1].what == "due again: unanswered: down"
+    async with till.database.owning() as connection:
+        await connection.execute("INSERT INTO tally.webhook_body_detached SELECT (now() AT TIME ZONE 'UTC')::date")
+        name = await connection.fetchval("SELECT tableoid::regclass::text FROM tally.webhook_body")
+        await connection.execute(f"ALTER TABLE tally.webhook_body DETACH PARTITION {name}")
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "its body went with the day it came" in str(told)
+    assert await explain_events(till.database, till.tenant, "evt_9") == []
 
 
 async def test_webhooks_that_never_came_are_read_from_the_provider_s_list(till: Shop) -> None:
