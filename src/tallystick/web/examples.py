@@ -359,3 +359,14 @@ ORDER_IN_PAYMENT: Final[dict[str, Any]] = {
     **ORDER,
     "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
 }
+
+# As Stripe writes them, and the simulator after it.
+WEBHOOK: Final = {
+    "id": "evt_1",
+    "object": "event",
+    "type": "transfer.reversed",
+    "created": 1_793_000_000,
+    "data": {
+        "object": {"id": "tr_1", "object": "transfer", "amount": 1_250, "currency": "eur", "created": 1_792_000_000}
+    },
+}

@@ -196,7 +196,7 @@ def _webhook() -> dict[str, Any]:
         "requestBody": {
             "required": True,
             "description": f"As the provider signed it, up to {LIMITS.webhook_body_bytes:,} bytes.",
-            "content": {"application/json": {"schema": {}}},
+            "content": {"application/json": {"schema": {}, "examples": {"of Stripe": {"value": examples.WEBHOOK}}}},
         },
         "responses": {
             "200": {"description": "Durable, now or before."},
