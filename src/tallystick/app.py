@@ -309,6 +309,7 @@ async def running(
                 events = Events(
                     database,
                     handlers(reviews, Saga(database, refunds, limits=limits)),
+                    providers=known,
                     lease=timedelta(seconds=settings.lease_seconds),
                     by=worker_name(),
                 )

@@ -398,3 +398,14 @@ CHECKOUT_POLICY: Final[dict[str, Any]] = {
     "changed_by": "tsk_AbCdEfGh",
     "changed_at": "2026-01-30T09:00:00Z",
 }
+
+# As Stripe writes them, and the simulator after it.
+WEBHOOK: Final = {
+    "id": "evt_1",
+    "object": "event",
+    "type": "transfer.reversed",
+    "created": 1_793_000_000,
+    "data": {
+        "object": {"id": "tr_1", "object": "transfer", "amount": 1_250, "currency": "eur", "created": 1_792_000_000}
+    },
+}
