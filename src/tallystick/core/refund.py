@@ -20,7 +20,7 @@ import msgspec
 from tallystick.core import settlement
 from tallystick.core.keys import refund_key
 from tallystick.core.payment import Entry, Hold, Resend, Status
-from tallystick.core.provider import Answer, Busy, Facts, Looked, Lookup, Refund
+from tallystick.core.provider import Absent, Answer, Busy, Facts, Looked, Lookup, Refund
 from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
 
 FIRST_PAUSE: Final = timedelta(seconds=1)
@@ -112,7 +112,13 @@ def after_look(
     patience: Patience,
     jitter: float,
 ) -> Resend | Entry:
-    """What the provider's books make of a refund whose outcome is unknown."""
+    """What the provider's books make of a refund whose outcome is unknown.
+
+    Not there, it is sent again, also after a 5xx: an outage is full of those. What the provider may still roll forward
+    has the same key; and where that was forgotten, a payment that went back whole cannot go back again.
+    """
+    if isinstance(looked, Absent):
+        history = msgspec.structs.replace(history, server_error=False)
     step = settlement.after_look(
         history,
         looked,
