@@ -104,6 +104,8 @@ class Limits:
     webhook_backfill_pages: int = 100
     # Events under one claim: one UPDATE to take them and one to finish them.
     event_chunk: int = 500
+    # Workers of events in one process: while the database works on one's batch, Python decides the other's.
+    event_workers: int = 2
     # How often a worker looks for events when nobody woke it; the longest pause while the database is under pressure.
     event_pause_seconds: float = 3.0
     event_longest_pause_seconds: float = 30.0
