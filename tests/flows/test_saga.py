@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tallystick.core.keys import refund_key
+from tallystick.core.provider import Refund
 from tallystick.core.saga import Policy
 from tallystick.flows.events import Processed
 from tallystick.store import saga as store
@@ -13,7 +15,7 @@ from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken
 from tests.payments import CHARGING, age
-from tests.providers.worlds import Control
+from tests.providers.worlds import Control, send
 from tests.sagas import Desk, desk
 from tests.settlements import empty
 
@@ -114,8 +116,6 @@ async def test_a_second_payment_of_a_paid_order_goes_back(till: Desk) -> None:
 
 async def stray_payment(till: Desk) -> str:
     """A payment in the provider's books that nothing here knows."""
-    from tests.providers.worlds import send  # noqa: PLC0415
-
     answer: Any = await send(till.shop.provider, till.shop.world.charge(9_999, micros=PRICE))
     return str(answer.movement.id)
 
@@ -200,18 +200,11 @@ STORY = ("success", "success again", "refund")
 @pytest.mark.parametrize("order_of_events", list(itertools.permutations(STORY)), ids="-".join)
 @pytest.mark.parametrize("is_one_batch", [True, False], ids=["together", "one by one"])
 async def test_events_in_any_order_end_the_same(
-    till: Desk, order_of_events: tuple[str, ...], is_one_batch: bool
+    till: Desk, order_of_events: tuple[str, ...], is_one_batch: Any
 ) -> None:
     """A late payment, told twice under two ids, and its refund's own event: all orders end alike."""
     order, payment = await till.ghost()
-    from tallystick.core.keys import refund_key  # noqa: PLC0415
-
-    key = refund_key(
-        tenant=till.shop.tenant.name, currency="EUR", provider="stripe", payment_intent_id=payment
-    )
-    from tallystick.core.provider import Refund  # noqa: PLC0415
-    from tests.providers.worlds import send  # noqa: PLC0415
-
+    key = refund_key(tenant=till.shop.tenant.name, currency="EUR", provider="stripe", payment_intent_id=payment)
     # Made at the provider already, by a life of ours that forgot it: so that its event can come first.
     made: Any = await send(
         till.shop.provider,
@@ -219,9 +212,7 @@ async def test_events_in_any_order_end_the_same(
     )
     for name in order_of_events:
         if name == "refund":
-            await till.tell(
-                made.movement.id, "evt_refund", purpose="refund", reference=key.hex(), parent=payment
-            )
+            await till.tell(made.movement.id, "evt_refund", purpose="refund", reference=key.hex(), parent=payment)
         else:
             await till.tell(payment, f"evt_{name}")
         if not is_one_batch:

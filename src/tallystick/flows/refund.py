@@ -37,6 +37,7 @@ from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import refund as store
+from tallystick.store import saga
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
 from tallystick.store.refund import Begun, Books, Claimed, Debt, RecordWork, Result, Terms
@@ -146,6 +147,23 @@ class Refunds:
             for provider in back:
                 await self._wake(provider)
         return SweptRefunds(**counts)
+
+    async def sweep_all(self, *, most: int | None = None) -> SweptRefunds:
+        """Runs until nothing is due, or so many were claimed."""
+        total: Counter[str] = Counter()
+        while most is None or total["claimed"] < most:
+            swept = msgspec.structs.asdict(await self.sweep(most=None if most is None else most - total["claimed"]))
+            total.update(swept)
+            if not swept["claimed"]:
+                break
+        return SweptRefunds(**total)
+
+    async def fill_backorders(self) -> int:
+        """Give stock that is free again to those who paid for it and wait. How many were filled."""
+        try:
+            return await saga.fill_backorders(self._database, self._limits.backorder_chunk)
+        except (Contended, Lost) as error:
+            raise Unreachable(str(error)) from error
 
     async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.

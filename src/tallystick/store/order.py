@@ -32,6 +32,7 @@ from tallystick.core.order import (
 )
 from tallystick.core.outcome import Duplicate, Rejected
 from tallystick.core.payment import PaymentView
+from tallystick.core.refund import RefundView
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, InvariantBroken, OutcomeUnknown, Unreachable
@@ -67,6 +68,8 @@ class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     changed_at: datetime
     payment: PaymentView | None = None
+    refund: RefundView | None = None
+    is_backordered: bool = False
 
 
 class SkuView(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,6 +409,7 @@ def view(row: asyncpg.Record) -> OrderView:
         expires_at=row["expires_at"],
         created_at=row["created_at"],
         changed_at=row["changed_at"],
+        is_backordered=row["is_backordered"],
     )
 
 
