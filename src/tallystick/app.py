@@ -22,8 +22,10 @@ from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
+from tallystick.flows.announcer import Announcer
 from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.order import Orders
+from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.payment import Payments
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
@@ -42,6 +44,7 @@ from tallystick.store.database import Database
 from tallystick.store.migrate import migrate, require_current
 from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
+from tallystick.store.order import Changed, unannounced
 
 
 class Accounts(Protocol):
@@ -108,6 +111,8 @@ class Service:
     reviews: Reviews
     orders: Orders
     payments: Payments
+    announcer: Announcer
+    statuses: OrderStatuses
     log: EventLog
     events: Events
     notes: tuple[str, ...]
@@ -247,12 +252,15 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
-def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS) -> Orders:
+def orders_of(
+    settings: Settings, database: Database, *, changed: Changed = unannounced, limits: Limits = LIMITS
+) -> Orders:
     """The gate, with how long a reservation holds by the settings."""
     return Orders(
         database,
         ttl=timedelta(seconds=settings.reservation_ttl_seconds),
         grace=timedelta(seconds=settings.reservation_grace_seconds),
+        changed=changed,
         limits=limits,
     )
 
@@ -294,8 +302,12 @@ async def running(
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
-                orders_of(settings, database, limits=limits) as orders,
-                Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
+                Announcer(database, limits=limits) as announcer,
+                orders_of(settings, database, changed=announcer.changed, limits=limits) as orders,
+                Payments(
+                    database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits
+                ) as payments,
+                OrderStatuses(database, announcer, limits=limits) as statuses,
                 PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
@@ -316,6 +328,8 @@ async def running(
                     reviews,
                     orders,
                     payments,
+                    announcer,
+                    statuses,
                     log,
                     events,
                     notes,

@@ -97,11 +97,11 @@ SELECT l.tenant_id, l.order_id, l.idempotency_key, l.operation_type, l.attempt, 
 
 -- name: order_with_payment
 SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
-  FROM tally.orders o
+  FROM unnest($2::uuid[]) AS wanted (i)
+ CROSS JOIN LATERAL (SELECT * FROM tally.orders o WHERE o.tenant_id = $1 AND o.id = wanted.i OFFSET 0) AS o
   LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id AND l.tenant_id = o.tenant_id
-                      ORDER BY l.attempt DESC LIMIT 1) AS l ON true
- WHERE o.tenant_id = $1 AND o.id = $2;
+                      ORDER BY l.attempt DESC LIMIT 1) AS l ON true;
 
 -- name: order_of_payment
 SELECT l.order_id FROM tally.payment_idempotency_log l
