@@ -25,6 +25,7 @@ from tallystick.core.payment import Paying, PaymentPending
 from tallystick.errors import Busy
 from tallystick.flows import order_status as flow
 from tallystick.settings import LIMITS, Limits, Settings
+from tallystick.store import order_status as store
 from tallystick.store.order import OrderView, Reserved
 from tallystick.store.order_status import CHANNEL, Place
 from tallystick.store.tenant import ensure_tenant
@@ -40,6 +41,9 @@ from tests.settlements import superuser
 # Longer than any test runs: what is woken within it is woken by nothing else.
 NEVER = 3_600.0
 PATIENCE_SECONDS = 20.0
+# As long as anybody may wait; and far less: whoever is answered within this was woken, and not told at the end.
+WAIT = LIMITS.status_wait_seconds
+WOKEN_SECONDS = 6.0
 # Nobody is woken by the poll; what is kept does not grow old; proofs count for long.
 BY_NEWS = replace(LIMITS, status_poll_seconds=NEVER, status_age_seconds=NEVER, status_trust_seconds=NEVER)
 # A listener that lost its connection stays deaf.
@@ -80,7 +84,7 @@ class Node:
     async def waits(self, order: OrderView, **more: Any) -> "asyncio.Task[OrderStatus]":
         """Somebody who waits, and has read how the order stands."""
         before = self.statuses.waiting
-        waiting = asyncio.create_task(self.status(order, 20.0, **more))
+        waiting = asyncio.create_task(self.status(order, WAIT, **more))
         await until(lambda: self.statuses.waiting == before + 1 and self.watch(order).latest is not None)
         return waiting
 
@@ -159,14 +163,14 @@ async def swept(there: Node, order: OrderView) -> None:
 async def test_a_commit_of_another_process_wakes_who_waits(
     dsn: str, act: Callable[[Node, OrderView], Awaitable[None]], status: str
 ) -> None:
-    quick = {"reservation_ttl_seconds": A_MOMENT.total_seconds(), "reservation_grace_seconds": 0.0}
+    quick: Any = {"reservation_ttl_seconds": A_MOMENT.total_seconds(), "reservation_grace_seconds": 0.0}
     async with node(dsn, BY_NEWS) as here, node(dsn, BY_NEWS, **quick) as there:
         await here.listens()
         order = await there.order()
         await expired(dsn)
         waiting = await here.waits(order)
         await act(there, order)
-        found = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+        found = await asyncio.wait_for(waiting, WOKEN_SECONDS)
         assert (found.id, found.status, found.payment, found.refund) == (order.id, status, None, None)
         assert here.statuses.found_by_poll == 0
     assert await broken(dsn) == {}
@@ -181,15 +185,15 @@ async def test_every_step_of_a_payment_wakes_who_waits(dsn: str, control: Contro
 
         async def follow(payment: str) -> None:
             while seen[-1].payment is None or seen[-1].payment.status != payment:
-                seen.append(await here.status(order, 20.0, seen[-1].version))
+                seen.append(await here.status(order, WAIT, seen[-1].version))
 
         following = asyncio.create_task(follow("FAILED"))
         assert isinstance(await there.pay(order, "pm_card_chargeDeclined"), Rejected)
-        await asyncio.wait_for(following, PATIENCE_SECONDS)
+        await asyncio.wait_for(following, WOKEN_SECONDS)
         following = asyncio.create_task(follow("COMPLETED"))
         paid = await there.pay(order)
         assert isinstance(paid, Paying)
-        await asyncio.wait_for(following, PATIENCE_SECONDS)
+        await asyncio.wait_for(following, WOKEN_SECONDS)
         assert seen[-1].payment == paid.payment
         assert seen[-1].status == "PENDING"
         assert len({one.version for one in seen}) == len(seen)
@@ -208,7 +212,7 @@ async def test_what_a_collector_finishes_wakes_who_waits(dsn: str, control: Cont
         assert before.payment.status == "PENDING"
         waiting = await here.waits(order, after=before.version)
         await there.service.payments.collect()
-        found = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+        found = await asyncio.wait_for(waiting, WOKEN_SECONDS)
         assert found.payment is not None
         assert found.payment.status == "COMPLETED"
 
@@ -220,7 +224,7 @@ async def test_a_process_wakes_its_own_callers_without_the_database(dsn: str) ->
         waiting = await here.waits(order)
         await run(superuser(dsn), f"SELECT pg_terminate_backend(pid) FROM {LISTENERS}")
         await here.cancel(order)
-        assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).status == "CANCELLED"
+        assert (await asyncio.wait_for(waiting, WOKEN_SECONDS)).status == "CANCELLED"
 
 
 async def test_a_process_killed_between_commit_and_notify_is_found_by_the_poll(dsn: str) -> None:
@@ -233,7 +237,7 @@ async def test_a_process_killed_between_commit_and_notify_is_found_by_the_poll(d
             subprocess.run, [sys.executable, "-m", "tests.flows.leaver", dsn, order.id], check=False
         )
         assert killed.returncode == -9
-        found = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+        found = await asyncio.wait_for(waiting, WOKEN_SECONDS)
         assert found.status == "CANCELLED"
         await until(lambda: here.statuses.found_by_poll == 1)
 
@@ -243,11 +247,11 @@ async def test_the_poll_finds_a_changed_payment_and_a_refund_too(dsn: str, contr
     async with node(dsn, simulator_url=control.url) as here:
         order = await here.order()
         at = [place(here, order)]
-        marks = [await flow.store.marks(here.service.database, at)]
+        marks = [await store.marks(here.service.database, at)]
         await here.pay(order)
-        marks.append(await flow.store.marks(here.service.database, at))
+        marks.append(await store.marks(here.service.database, at))
         await refund_unannounced(dsn)
-        marks.append(await flow.store.marks(here.service.database, at))
+        marks.append(await store.marks(here.service.database, at))
         assert len({one[at[0]] for one in marks}) == 3
         # Reading and locking move nothing.
         connection = await asyncpg.connect(dsn)
@@ -257,7 +261,7 @@ async def test_the_poll_finds_a_changed_payment_and_a_refund_too(dsn: str, contr
         finally:
             await connection.close()
         await here.status(order)
-        assert await flow.store.marks(here.service.database, at) == marks[-1]
+        assert await store.marks(here.service.database, at) == marks[-1]
 
 
 # --- when it is answered
@@ -268,9 +272,9 @@ async def test_a_final_order_is_answered_at_once_and_followed_by_its_version(dsn
         order = await here.order()
         pending = await here.status(order)
         await here.cancel(order)
-        found = await here.status(order, 20.0)
+        found = await here.status(order, WAIT)
         assert found.status == "CANCELLED"
-        assert await here.status(order, 20.0, pending.version) == found
+        assert await here.status(order, WAIT, pending.version) == found
         # Whoever has this one waits for the next, and gets it again when the time is over.
         began = time.monotonic()
         assert await here.status(order, 0.2, found.version) == found
@@ -284,11 +288,11 @@ async def test_what_changed_between_reading_and_waiting_is_not_missed(
     async with node(dsn, BY_NEWS) as here:
         order = await here.order()
         reads = Held(monkeypatch)
-        waiting = asyncio.create_task(here.status(order, 20.0))
+        waiting = asyncio.create_task(here.status(order, WAIT))
         await reads.reached()
         await here.cancel(order)
         reads.let_go()
-        assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).status == "CANCELLED"
+        assert (await asyncio.wait_for(waiting, WOKEN_SECONDS)).status == "CANCELLED"
 
 
 async def test_the_end_of_the_time_tells_the_truth_not_what_was_last_heard(dsn: str) -> None:
@@ -308,8 +312,8 @@ async def test_another_tenants_order_is_unknown_also_to_memory(dsn: str) -> None
         await here.status(order)
         await here.status(order)
         assert here.statuses.hits == 1
-        for more in ({}, {"wait_seconds": 20.0}):
-            found = await here.statuses.read(other, order.id, **more)
+        for wait in (0.0, WAIT):
+            found = await here.statuses.read(other, order.id, wait_seconds=wait)
             assert isinstance(found, Rejected)
             assert found.code == "order_unknown"
         assert here.statuses.waiting == 0
@@ -322,14 +326,14 @@ async def test_a_thousand_who_wait_for_one_order_hold_no_connection_and_are_woke
     async with node(dsn, ONCE_DEAF) as here, node(dsn, BY_NEWS) as there:
         await here.listens()
         order = await here.order()
-        waiting = [asyncio.create_task(here.status(order, 20.0)) for _ in range(1_000)]
+        waiting = [asyncio.create_task(here.status(order, WAIT)) for _ in range(1_000)]
         await until(lambda: here.statuses.waiting == 1_000 and not here.statuses._reader._unanswered)
         batches = here.statuses._reader.batches
         busy = "SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle' AND datname = current_database()"
         # Only the one who asks.
         assert await fetchval(superuser(dsn), busy) == 1
         await there.cancel(order)
-        found = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_SECONDS)
+        found = await asyncio.wait_for(asyncio.gather(*waiting), WOKEN_SECONDS)
         assert {one.status for one in found} == {"CANCELLED"}
         assert here.statuses._reader.batches == batches + 1
         assert (here.statuses.waiting, here.statuses._watches) == (0, {})
@@ -339,11 +343,11 @@ async def test_orders_that_change_together_are_read_together(dsn: str) -> None:
     async with node(dsn, BY_POLL) as here:
         await here.listens()
         orders = await asyncio.gather(*(here.order(f"k{number}") for number in range(300)))
-        waiting = [asyncio.create_task(here.status(order, 20.0)) for order in orders]
+        waiting = [asyncio.create_task(here.status(order, WAIT)) for order in orders]
         await until(lambda: here.statuses.waiting == 300 and not here.statuses._reader._unanswered)
         await run(dsn, "UPDATE tally.orders SET status = 'PAID'")
         batches = here.statuses._reader.batches
-        found = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_SECONDS)
+        found = await asyncio.wait_for(asyncio.gather(*waiting), WOKEN_SECONDS)
         assert {one.status for one in found} == {"PAID"}
         # One of the poll before, perhaps; never one for each.
         assert here.statuses._reader.batches - batches <= 3
@@ -354,11 +358,11 @@ async def test_too_many_who_wait_are_refused_and_nobody_else(dsn: str) -> None:
         order = await here.order()
         waiting = [await here.waits(order) for _ in range(2)]
         with pytest.raises(Busy):
-            await here.status(order, 20.0)
+            await here.status(order, WAIT)
         assert (await here.status(order)).status == "PENDING"
         await here.cancel(order)
         await asyncio.gather(*waiting)
-        assert (await here.status(order, 20.0)).status == "CANCELLED"
+        assert (await here.status(order, WAIT)).status == "CANCELLED"
 
 
 async def test_who_hangs_up_is_forgotten_at_once(dsn: str) -> None:
@@ -380,7 +384,7 @@ async def test_a_process_that_ends_answers_who_waits(dsn: str) -> None:
         here.statuses.stop_waiting()
         assert (await asyncio.wait_for(waiting, 5)).status == "PENDING"
         # And lets nobody wait any more.
-        assert (await asyncio.wait_for(here.status(order, 20.0), 5)).status == "PENDING"
+        assert (await asyncio.wait_for(here.status(order, WAIT), 5)).status == "PENDING"
 
 
 # --- memory
@@ -394,7 +398,7 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_there = asyncio.Event()
         self._gate = asyncio.Event()
-        original = flow.store.read
+        original = store.read
 
         async def read(database: Any, places: Any) -> Any:
             found = await original(database, places)
@@ -402,7 +406,7 @@ class Held:
             await self._gate.wait()
             return found
 
-        monkeypatch.setattr(flow.store, "read", read)
+        monkeypatch.setattr(store, "read", read)
 
     async def reached(self) -> None:
         await asyncio.wait_for(self._is_there.wait(), PATIENCE_SECONDS)
@@ -420,7 +424,7 @@ async def test_an_announced_change_is_never_answered_from_memory(dsn: str) -> No
         waiting = await here.waits(order)
         await there.cancel(order)
         # The announcement was heard here when this one is woken.
-        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+        await asyncio.wait_for(waiting, WOKEN_SECONDS)
         assert (await here.status(order)).status == "CANCELLED"
 
 
@@ -492,7 +496,7 @@ async def test_a_connection_that_comes_back_brings_memory_back_without_what_was_
         await here.listens()
         # Whoever waited while it was deaf is told at the reconnect, without the poll.
         await run(superuser(dsn), f"SELECT pg_terminate_backend(pid) FROM {LISTENERS} AND pid <> pg_backend_pid()")
-        assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).status == "PAID"
+        assert (await asyncio.wait_for(waiting, WOKEN_SECONDS)).status == "PAID"
         await here.listens()
         hits = here.statuses.hits
         assert [(await here.status(order)).status for _ in range(2)] == ["PAID"] * 2
@@ -540,5 +544,5 @@ async def test_an_announcement_nobody_can_read_forgets_everything(dsn: str) -> N
         waiting = await here.waits(order)
         await pay_unannounced(dsn, order)
         await run(dsn, f"NOTIFY {CHANNEL}, 'some other version of us'")
-        assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).status == "PAID"
+        assert (await asyncio.wait_for(waiting, WOKEN_SECONDS)).status == "PAID"
         assert (await here.status(order)).status == "PAID"
