@@ -22,7 +22,7 @@ from tallystick.core.order import OrderReserved, order_id
 from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Paying, PaymentPending
-from tallystick.errors import Busy
+from tallystick.errors import Busy, Unreachable
 from tallystick.flows import order_status as flow
 from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import order_status as store
@@ -319,6 +319,28 @@ async def test_another_tenants_order_is_unknown_also_to_memory(dsn: str) -> None
         assert here.statuses.waiting == 0
 
 
+async def test_orders_of_several_tenants_are_read_behind_their_own_walls(dsn: str) -> None:
+    """The session is one tenant's at a time, and the database shows it no other's rows."""
+    async with node(dsn) as here, node(dsn, tenant="other") as there:
+        mine, theirs = place(here, await here.order()), place(there, await there.order())
+        crossed = (mine[0], theirs[1]), (theirs[0], mine[1])
+        reader = store.Reader(here.service.database)
+        for _ in range(2):
+            assert (await reader.read([mine, theirs, *crossed])).keys() == {mine, theirs}
+        connection = reader._connection
+        assert connection is not None
+        # Whatever the statement asks for.
+        assert await connection.fetchval("SELECT count(DISTINCT tenant_id) FROM tally.orders") == 1
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("SET TRANSACTION READ WRITE; DELETE FROM tally.orders")
+        # A session that is lost is made anew.
+        await run(superuser(dsn), f"SELECT pg_terminate_backend({connection.get_server_pid()})")
+        with pytest.raises(Unreachable):
+            await reader.read([mine])
+        assert (await reader.read([mine])).keys() == {mine}
+        reader.end()
+
+
 # --- bounds
 
 
@@ -398,15 +420,15 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_there = asyncio.Event()
         self._gate = asyncio.Event()
-        original = store.read
+        original = store.Reader.read
 
-        async def read(database: Any, places: Any) -> Any:
-            found = await original(database, places)
+        async def read(reader: store.Reader, places: Any) -> Any:
+            found = await original(reader, places)
             self._is_there.set()
             await self._gate.wait()
             return found
 
-        monkeypatch.setattr(store, "read", read)
+        monkeypatch.setattr(store.Reader, "read", read)
 
     async def reached(self) -> None:
         await asyncio.wait_for(self._is_there.wait(), PATIENCE_SECONDS)

@@ -69,9 +69,9 @@ class Watch:
 class ReadWork:
     """Group commit's work: read how orders stand, for all who ask."""
 
-    def __init__(self, database: Database, cache: Cache, watches: dict[Place, Watch], limits: Limits) -> None:
+    def __init__(self, reader: store.Reader, cache: Cache, watches: dict[Place, Watch], limits: Limits) -> None:
         """What is read is kept, and shown to those who wait for it."""
-        self._database = database
+        self._reader = reader
         self._cache = cache
         self._watches = watches
         self._limits = limits
@@ -94,7 +94,7 @@ class ReadWork:
     async def _read(self, places: set[Place]) -> dict[Place, OrderStatus]:
         try:
             async with asyncio.timeout(self._limits.transaction_seconds):
-                return await store.read(self._database, places)
+                return await self._reader.read(places)
         except (Unreachable, TimeoutError) as error:
             # Tried again for a while, like every batch.
             raise Lost(str(error) or type(error).__name__, commit_sent=False) from error
@@ -109,9 +109,10 @@ class OrderStatuses:
         self._limits = limits
         self._watches: dict[Place, Watch] = {}
         self._cache = Cache(most=limits.status_kept, age_seconds=limits.status_age_seconds)
+        self._session = store.Reader(database)
         # One lane: what is read later is never older.
         self._reader: GroupCommit[Place, OrderStatus | None] = GroupCommit(
-            ReadWork(database, self._cache, self._watches, limits), limits=replace(limits, lanes=1)
+            ReadWork(self._session, self._cache, self._watches, limits), limits=replace(limits, lanes=1)
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Future[OrderStatus | None]] = set()
@@ -138,6 +139,7 @@ class OrderStatuses:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reader.__aexit__(*exception)
+        self._session.end()
 
     @property
     def is_listening(self) -> bool:

@@ -7,8 +7,9 @@ from uuid import UUID
 
 from tallystick import queries
 from tallystick.core.order_status import OrderStatus, order_status
+from tallystick.errors import Unreachable
 from tallystick.store import payment
-from tallystick.store.database import Connection, Database
+from tallystick.store.database import GONE, Connection, Database
 
 _SQL: Final = queries.load(__package__, "order_status.sql")
 
@@ -17,37 +18,62 @@ CHANNEL: Final = "tally_order"
 _PAYLOAD_BYTES: Final = 7_900
 # The announcement of more than can be named.
 EVERYTHING: Final = "*"
-# Tenants whose orders are read at the same time: each has a connection for it.
-_TENANTS_AT_ONCE: Final = 4
+# No tenant has this number.
+_NOBODY: Final = -1
 
 # An order of a tenant, by the tenant's number.
 Place = tuple[int, UUID]
 
 
-async def read(database: Database, places: Collection[Place]) -> dict[Place, OrderStatus]:
-    """Those of them that there are, each behind the wall of its own tenant. Raises Unreachable."""
-    by_tenant: dict[int, list[UUID]] = {}
-    for tenant, id_ in places:
-        by_tenant.setdefault(tenant, []).append(id_)
-    turns = asyncio.Semaphore(_TENANTS_AT_ONCE)
+class Reader:
+    """A connection of its own on which orders are read as their tenant. One caller at a time.
 
-    async def of(tenant: int, ids: Sequence[UUID]) -> dict[Place, OrderStatus]:
-        async with turns:
-            found = await payment.orders_with_payment(database, tenant, ids)
-        return {
-            (tenant, id_): order_status(
-                id_=view.id, status=view.status, payment=view.payment, changed_at=view.changed_at
-            )
-            for id_, view in found.items()
-        }
+    What `Database.reading` says for every read is said here when the tenant changes: three round trips are one.
+    """
 
-    if len(by_tenant) == 1:
-        ((tenant, ids),) = by_tenant.items()
-        return await of(tenant, ids)
-    read_: dict[Place, OrderStatus] = {}
-    for one in await asyncio.gather(*(of(tenant, ids) for tenant, ids in by_tenant.items())):
-        read_ |= one
-    return read_
+    def __init__(self, database: Database) -> None:
+        """Opened when first needed, and again when it was lost."""
+        self._database = database
+        self._connection: Connection | None = None
+        self._tenant = _NOBODY
+
+    async def read(self, places: Collection[Place]) -> dict[Place, OrderStatus]:
+        """Those of them that there are, each behind the wall of its own tenant. Raises Unreachable."""
+        by_tenant: dict[int, list[UUID]] = {}
+        for tenant, id_ in places:
+            by_tenant.setdefault(tenant, []).append(id_)
+        found: dict[Place, OrderStatus] = {}
+        try:
+            for tenant, ids in by_tenant.items():
+                connection = await self._as(tenant)
+                for id_, view in (await payment.orders_with_payment(connection, tenant, ids)).items():
+                    found[tenant, id_] = order_status(
+                        id_=view.id, status=view.status, payment=view.payment, changed_at=view.changed_at
+                    )
+        except BaseException as error:
+            # Cut off in the middle, nobody can say what the session is.
+            self.end()
+            if isinstance(error, GONE):
+                raise Unreachable(str(error) or type(error).__name__) from error
+            raise
+        return found
+
+    async def _as(self, tenant: int) -> Connection:
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            self.end()
+            connection = self._connection = await self._database.open()
+            await connection.execute(_SQL["as_reader"])
+        if tenant != self._tenant:
+            await connection.execute(f"SET tally.tenant = '{tenant:d}'")
+            self._tenant = tenant
+        return connection
+
+    def end(self) -> None:
+        """Nothing is left of the session."""
+        if self._connection is not None:
+            self._connection.terminate()
+        self._connection, self._tenant = None, _NOBODY
 
 
 async def marks(database: Database, places: Sequence[Place]) -> Mapping[Place, str]:

@@ -1,3 +1,7 @@
+-- name: as_reader
+-- For the whole session: row-level security holds for it, and it cannot write.
+SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY; SET ROLE tallystick_reader;
+
 -- name: marks
 -- All that can change of how orders stand, without looking at it: the transactions that last wrote the order and each row
 -- of its log, charges and refunds alike. A mark that moved says: read it. Locks do not move it.

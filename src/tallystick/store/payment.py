@@ -521,14 +521,17 @@ async def read(database: Database, tenant: Tenant, order_id: UUID) -> list[Charg
 async def order(database: Database, tenant: Tenant, name: str) -> OrderView | Rejected:
     """An order and how its paying stands, both as of one moment."""
     id_ = order_id(name)
-    found = {} if id_ is None else await orders_with_payment(database, tenant.number, [id_])
-    return order_unknown(name) if id_ is None or id_ not in found else found[id_]
+    if id_ is not None:
+        async with database.reading(tenant.number) as connection:
+            found = await orders_with_payment(connection, tenant.number, [id_])
+        if found:
+            return found[id_]
+    return order_unknown(name)
 
 
-async def orders_with_payment(database: Database, tenant_number: int, ids: Sequence[UUID]) -> dict[UUID, OrderView]:
+async def orders_with_payment(connection: Connection, tenant_number: int, ids: Sequence[UUID]) -> dict[UUID, OrderView]:
     """Those of them that this tenant has, and how their paying stands, all as of one moment."""
-    async with database.reading(tenant_number) as connection:
-        rows = await connection.fetch(_SQL["order_with_payment"], tenant_number, ids)
+    rows = await connection.fetch(_SQL["order_with_payment"], tenant_number, ids)
     return {
         UUID(bytes=row["id"].bytes): msgspec.structs.replace(orders.view(row), payment=_payment_view(row))
         for row in rows
