@@ -3,12 +3,13 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 from tallystick import settings as configuration
 from tallystick.core.currencies import Purpose
@@ -22,8 +23,10 @@ from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
+from tallystick.flows.announcer import Announcer
 from tallystick.flows.events import Events, Handler, SettlementNews
 from tallystick.flows.order import Orders
+from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.payment import Payments
 from tallystick.flows.refund import Refunds
 from tallystick.flows.saga import Saga
@@ -44,6 +47,7 @@ from tallystick.store.database import Database
 from tallystick.store.migrate import migrate, require_current
 from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
+from tallystick.store.order import Changed, unannounced
 
 
 class Accounts(Protocol):
@@ -111,6 +115,8 @@ class Service:
     orders: Orders
     payments: Payments
     refunds: Refunds
+    announcer: Announcer
+    statuses: OrderStatuses
     log: EventLog
     events: Events
     notes: tuple[str, ...]
@@ -250,12 +256,15 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
-def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS) -> Orders:
+def orders_of(
+    settings: Settings, database: Database, *, changed: Changed = unannounced, limits: Limits = LIMITS
+) -> Orders:
     """The gate, with how long a reservation holds by the settings."""
     return Orders(
         database,
         ttl=timedelta(seconds=settings.reservation_ttl_seconds),
         grace=timedelta(seconds=settings.reservation_grace_seconds),
+        changed=changed,
         limits=limits,
     )
 
@@ -264,6 +273,14 @@ def handlers(reviews: Reviews, saga: Saga) -> Mapping[Purpose, Handler]:
     """Who is told of events, by what they tell of. Events of no movement need nobody."""
     news = SettlementNews(reviews)
     return {"charge": saga, "refund": saga, "transfer": news, "payout": news}
+
+
+def _announce(announcer: Announcer, changed: Sequence[tuple[Tenant, UUID]]) -> None:
+    by_tenant: dict[int, list[UUID]] = {}
+    for owner, order_id in changed:
+        by_tenant.setdefault(owner.number, []).append(order_id)
+    for number, order_ids in by_tenant.items():
+        announcer.changed(number, order_ids)
 
 
 def worker_name() -> str:
@@ -297,18 +314,23 @@ async def running(
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
-                orders_of(settings, database, limits=limits) as orders,
-                Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
+                Announcer(database, limits=limits) as announcer,
+                orders_of(settings, database, changed=announcer.changed, limits=limits) as orders,
+                Payments(
+                    database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits
+                ) as payments,
                 Refunds(database, known, sender, limits=limits) as refunds,
+                OrderStatuses(database, announcer, limits=limits) as statuses,
                 PostgresLog(database, limits=limits) as log,
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
+                saga = Saga(database, refunds, limits=limits, changed=lambda changed: _announce(announcer, changed))
                 events = Events(
                     database,
-                    handlers(reviews, Saga(database, refunds, limits=limits)),
+                    handlers(reviews, saga),
                     providers=known,
                     lease=timedelta(seconds=settings.lease_seconds),
                     by=worker_name(),
@@ -325,6 +347,8 @@ async def running(
                     orders,
                     payments,
                     refunds,
+                    announcer,
+                    statuses,
                     log,
                     events,
                     notes,

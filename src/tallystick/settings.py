@@ -104,6 +104,8 @@ class Limits:
     webhook_backfill_pages: int = 100
     # Events under one claim: one UPDATE to take them and one to finish them.
     event_chunk: int = 500
+    # Workers of events in one process: while the database works on one's batch, Python decides the other's.
+    event_workers: int = 2
     # How often a worker looks for events when nobody woke it; the longest pause while the database is under pressure.
     event_pause_seconds: float = 3.0
     event_longest_pause_seconds: float = 30.0
@@ -144,6 +146,25 @@ class Limits:
     saga_look_seconds: float = 600.0
     # Backorders that are filled in one transaction.
     backorder_chunk: int = 200
+    # How long somebody may wait for an order to change, in one call: well within a proxy's patience, often 60 s.
+    status_wait_seconds: float = 30.0
+    # Callers who wait so at once in one process: each is a connection and two tasks, about 20 kB.
+    status_waiters: int = 5_000
+    # How often the orders somebody waits for are compared with the database, all of them in one statement: what was
+    # never announced is noticed after this.
+    status_poll_seconds: float = 1.0
+    # Changed orders are announced at most this often by one process: each announcement is a transaction.
+    status_notify_seconds: float = 0.05
+    # Payloads of one announcement, about 200 orders each; of more orders it says that any may have changed.
+    status_notify_payloads: int = 32
+    # How old an answer from memory may be: as old as what a waiter may not have noticed yet.
+    status_age_seconds: float = 1.0
+    # Answers kept in memory, about 1 kB each.
+    status_kept: int = 10_000
+    # How often a process proves that it still hears the database's notifications.
+    status_echo_seconds: float = 1.0
+    # How long such a proof counts, from before it was begun: one may be late on a busy machine.
+    status_trust_seconds: float = 3.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
     key_memory_seconds: float = 5.0
     key_memory: int = 10_000

@@ -141,7 +141,13 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
 
         workers = crew(service) if bootstrap else []
         async with working(workers):
-            await listen(build(service), settings.host, settings.port, on_listening=listening)
+            await listen(
+                build(service),
+                settings.host,
+                settings.port,
+                on_listening=listening,
+                on_stopping=service.statuses.stop_waiting,
+            )
 
 
 async def _send_webhooks_to(simulator_url: str, address: str) -> None:

@@ -11,9 +11,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tallystick.engine.engine import Engine
+from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.sending import Sender
 from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
+from tallystick.web.order_status_metrics import OrderStatusCounts
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 from tallystick.web.refund_metrics import SagaCounts, SagaFigures
@@ -51,9 +53,17 @@ class WebhookCounts(Protocol):
 class Metrics:
     """What this process counts."""
 
-    def __init__(self, engine: Engine, sender: Sender, webhooks: "WebhookCounts | None" = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sender: Sender,
+        webhooks: "WebhookCounts | None" = None,
+        statuses: OrderStatuses | None = None,
+    ) -> None:
         """A registry of its own: two services in one process must not share counts."""
         self._registry = CollectorRegistry()
+        if statuses is not None:
+            self._registry.register(OrderStatusCounts(statuses))
         if webhooks is not None:
             self._registry.register(_WebhookCounts(webhooks))
         self._events = _EventCounts()
