@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
@@ -319,7 +320,7 @@ async def running(
                 Payments(
                     database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits
                 ) as payments,
-                Refunds(database, known, sender, limits=limits) as refunds,
+                Refunds(database, known, sender, limits=limits, changed=partial(_announce, announcer)) as refunds,
                 OrderStatuses(database, announcer, limits=limits) as statuses,
                 PostgresLog(database, limits=limits) as log,
             ):
@@ -327,7 +328,7 @@ async def running(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                saga = Saga(database, refunds, limits=limits, changed=lambda changed: _announce(announcer, changed))
+                saga = Saga(database, refunds, limits=limits, changed=partial(_announce, announcer))
                 events = Events(
                     database,
                     handlers(reviews, saga),
