@@ -2,13 +2,24 @@
 
 import os
 from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
+from tests import kafka as brokers
 from tests import servers
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
+
+
+class Startable(Protocol):
+    """What the run starts before its first use, and removes at its end."""
+
+    def start(self) -> None: ...
+
+    def remove(self) -> None: ...
+
 
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
@@ -33,6 +44,13 @@ def postgres15() -> Iterator[servers.Server]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[servers.Server]:
     yield from _served(servers.mariadb())
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[brokers.Single]:
+    """One broker, that of the run which started this one if it lends it."""
+    lent = os.environ.get(brokers.LENT)
+    yield from _served(brokers.borrowed(lent) if lent is not None else brokers.single())
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +84,10 @@ def control(payouts_simulator: RunningSimulator) -> Control:
     return made
 
 
-def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server]:
+S = TypeVar("S", bound=Startable)
+
+
+def _served(server: S | servers.Missing) -> Iterator[S]:
     if isinstance(server, servers.Missing):
         if REQUIRE_ALL:
             pytest.fail(f"{server.name}: {server.reason}")
@@ -95,5 +116,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.section("counted")
     for line in counted.values():
         terminalreporter.write_line(str(line))
-    for engine in servers.missing():
+    for engine in (*servers.missing(), *brokers.missing()):
         terminalreporter.write_line(f"Not tested on {engine.name}: {engine.reason}", yellow=True)

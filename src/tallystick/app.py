@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from tallystick.errors import Misconfigured
 from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
 from tallystick.flows.events import Events, Handler, SettlementNews
+from tallystick.flows.intake import Intake
 from tallystick.flows.order import Orders
 from tallystick.flows.payment import Payments
 from tallystick.flows.sending import Sender
@@ -37,6 +39,7 @@ from tallystick.providers.wise import Wise, WiseAccount
 from tallystick.settings import LIMITS, Limits, ProviderSettings, Settings
 from tallystick.store import account, embedded, tenant
 from tallystick.store import database as postgres
+from tallystick.store import intake as intake_store
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate, require_current
@@ -111,6 +114,8 @@ class Service:
     log: EventLog
     events: Events
     notes: tuple[str, ...]
+    # None: receivers store in the database themselves.
+    intake: Intake | None = None
 
     async def tenant(self, name: str) -> Tenant | None:
         """The tenant of that name."""
@@ -263,6 +268,29 @@ def handlers(reviews: Reviews) -> Mapping[Purpose, Handler]:
     return {"transfer": news, "payout": news}
 
 
+@asynccontextmanager
+async def webhook_log(
+    settings: Settings, database: Database, *, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[EventLog, Intake | None]]:
+    """Where webhooks are appended; and, where that is not the database, who brings them there."""
+    if settings.kafka is None:
+        async with PostgresLog(database, limits=limits) as direct:
+            yield direct, None
+        return
+    try:
+        # The client is an extra: nobody needs it who does not use it.
+        from tallystick.eventlog.kafka import KafkaLog  # noqa: PLC0415
+        from tallystick.eventlog.kafka_reader import KafkaReader  # noqa: PLC0415
+        from tallystick.eventlog.kafka_topic import KafkaTopic  # noqa: PLC0415
+    except ImportError as error:
+        message = "TALLY_KAFKA_BOOTSTRAP is set; Kafka's client is missing: pip install 'tallystick[kafka]'"
+        raise Misconfigured(message) from error
+    topic = KafkaTopic(settings.kafka, limits)
+    reader = KafkaReader(topic, partial(intake_store.offsets, database, topic.name), limits=limits)
+    async with KafkaLog(topic, limits=limits) as log:
+        yield log, Intake(database, reader, limits=limits)
+
+
 def worker_name() -> str:
     """How this process signs the rows it claims."""
     return f"{socket.gethostname()}:{os.getpid()}"
@@ -285,8 +313,8 @@ async def running(
         await (migrate(dsn) if migrating else require_current(dsn))
         # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs and of
         # webhooks; a tick's chunks and its recorder; the sweeper and the collector, and what is done to single orders;
-        # an events worker, and the renewal beside it.
-        connections = 8 * limits.lanes + 1 + limits.settlement_lanes + 1 + 1 + limits.order_steps + 2 + limits.readers
+        # an events worker, and the renewal beside it; the intake from Kafka.
+        connections = 8 * limits.lanes + 1 + limits.settlement_lanes + 1 + 1 + limits.order_steps + 3 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -296,7 +324,7 @@ async def running(
                 Settlements(database, known, limits=limits) as settlements,
                 orders_of(settings, database, limits=limits) as orders,
                 Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
-                PostgresLog(database, limits=limits) as log,
+                webhook_log(settings, database, limits=limits) as (log, intake),
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
@@ -319,6 +347,7 @@ async def running(
                     log,
                     events,
                     notes,
+                    intake,
                 )
         finally:
             await database.close()

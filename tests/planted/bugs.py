@@ -22,6 +22,7 @@ from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
 from tests.planted.bug import Bug
+from tests.planted.kafka_bugs import KAFKA_BUGS
 from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.payment_bugs import PAYMENT_BUGS
 from tests.planted.provider_bugs import PROVIDER_BUGS
@@ -138,4 +139,5 @@ BUGS: Mapping[str, Bug] = {
     **ORDER_BUGS,
     **WEBHOOK_BUGS,
     **PAYMENT_BUGS,
+    **KAFKA_BUGS,
 }

@@ -166,14 +166,14 @@ _moment: Final = lru_cache(maxsize=256)(moment)
 
 async def claim(database: Database, *, most: int, lease: timedelta, by: str) -> list[Claimed]:
     """Take events that are due, or whose lease is over: up to `most` of each. Raises Unreachable and InFlight."""
-    async with _written(database) as connection:
+    async with written(database) as connection:
         rows = await connection.fetch(_SQL["claim"], most, lease, by)
     return [_claimed(row) for row in rows]
 
 
 async def renew(database: Database, claims: Sequence[Claimed], *, lease: timedelta) -> set[int]:
     """Hold them for another lease. The numbers of those that are still ours."""
-    async with _written(database) as connection:
+    async with written(database) as connection:
         rows = await connection.fetch(_SQL["renew"], *_names(claims), lease)
     return {row["number"] for row in rows}
 
@@ -197,7 +197,7 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
 
 async def record(database: Database, ended: Sequence[tuple[Claimed, End]]) -> set[int]:
     """`finish` in a commit of its own. Raises Unreachable, InFlight and OutcomeUnknown."""
-    async with _written(database) as connection:
+    async with written(database) as connection:
         return await finish(connection, ended)
 
 
@@ -230,7 +230,7 @@ async def find(database: Database, id_: str) -> dict[int, Status]:
 
 async def retry(database: Database, numbers: Sequence[int] | None) -> set[int]:
     """Let dead letters be tried again from the start; None: all of them. Those that were dead."""
-    async with _written(database) as connection:
+    async with written(database) as connection:
         rows = await connection.fetch(_SQL["retry"], None if numbers is None else list(numbers))
     return {row["number"] for row in rows}
 
@@ -255,7 +255,7 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
     How many were new, and whether the cursor was ours to move: False, somebody else has read on.
     """
-    async with _written(database) as connection:
+    async with written(database) as connection:
         (fresh,) = await append(connection, [told])
         moved = await connection.fetchval(_SQL["move_cursor"], told.provider, to, version)
     return fresh, moved is not None
@@ -263,11 +263,11 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
 async def keep_days(database: Database, *, ahead: int, detach_after: int | None) -> tuple[int, list[str]]:
     """Make the partitions of the days to come, and detach those older than so many days; None: none."""
-    async with _written(database) as connection:
+    async with written(database) as connection:
         made: int = await connection.fetchval(_SQL["ahead"], ahead)
     gone: list[str] = []
     if detach_after is not None:
-        async with _written(database) as connection:
+        async with written(database) as connection:
             gone = [row[0] for row in await connection.fetch(_SQL["detach"], detach_after)]
     return made, gone
 
@@ -298,7 +298,7 @@ async def figures(database: Database) -> Figures:
 
 
 @asynccontextmanager
-async def _written(database: Database) -> AsyncIterator[Connection]:
+async def written(database: Database) -> AsyncIterator[Connection]:
     """One transaction of a caller who is told in the words of `errors`, and may simply do it again."""
     try:
         async with database.writing() as connection:

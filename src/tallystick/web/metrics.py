@@ -16,6 +16,7 @@ from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
+from tallystick.web.webhook_metrics import LogCounts, LogFigures
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
 # Seconds. Half a millisecond is a lone operation on an idle machine; ten seconds is the bounded wait.
@@ -65,6 +66,8 @@ class Metrics:
         self._registry.register(self._orders)
         self._payments = PaymentCounts()
         self._registry.register(self._payments)
+        self._log = LogCounts()
+        self._registry.register(self._log)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -111,6 +114,10 @@ class Metrics:
     def payments(self, figures: PaymentFigures) -> None:
         """What to show of payments from now on."""
         self._payments.figures = figures
+
+    def log(self, figures: LogFigures) -> None:
+        """What to show of the webhooks' log from now on."""
+        self._log.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""
