@@ -74,11 +74,17 @@ async def grounds(
             await service.intake.close()
 
 
-def make_topic(bootstrap: str, *, partitions: int = 3, placed: list[list[int]] | None = None, **config: str) -> str:
-    """A topic with settings of its own: `min_insync_replicas="2"`; `placed` names the brokers of each partition."""
+def make_topic(
+    bootstrap: str,
+    *,
+    partitions: int = 3,
+    placed: list[list[int]] | None = None,
+    config: dict[str, str] | None = None,
+) -> str:
+    """A topic with settings of its own; `placed` names the brokers of each partition."""
     name = new_topic()
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    wanted = {key.replace("_", "."): value for key, value in config.items()}
+    wanted = config or {}
     topic = (
         NewTopic(name, partitions, 1, config=wanted)
         if placed is None

@@ -85,7 +85,7 @@ async def test_a_broker_killed_under_load_loses_and_doubles_nothing(
     async with grounds(dsn, cluster.bootstrap, limits=limits) as ground:
         victim: int = partition(cluster.bootstrap, ground.kafka.topic).leader
         other = victim % 3 + 1
-        pair = make_topic(cluster.bootstrap, placed=[[other, victim]], min_insync_replicas="2")
+        pair = make_topic(cluster.bootstrap, placed=[[other, victim]], config={"min.insync.replicas": "2"})
         notes = await ground.service.log.check()
         assert notes == (), "a topic made on three brokers has no weakness"
         provider = Provider(WebhookReceiver(ground.service, limits=limits))

@@ -25,6 +25,12 @@ _REPLICAS: Final = 3
 _IN_SYNC: Final = 2
 # What a broker says of a topic that others have just made.
 _NOT_YET: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
+# And of a group that it has just begun to look after.
+_COORDINATING: Final = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 _MADE_ROUNDS: Final = 50
 _MADE_PAUSE_SECONDS: Final = 0.1
 _DAY: Final = 86_400
@@ -96,17 +102,30 @@ class KafkaTopic:
         if self.name not in metadata.topics:
             raise LogUnreachable(f"there is no topic {self.name}")
         partitions = [TopicPartition(self.name, partition) for partition in metadata.topics[self.name].partitions]
-        wanted = [ConsumerGroupTopicPartitions(self.group, partitions)]
         seconds = self._limits.kafka_ask_seconds
         ends = self._admin.list_offsets(
             {partition: OffsetSpec.latest() for partition in partitions},  # type: ignore[no-untyped-call]
             request_timeout=seconds,
         )
-        (reading,) = self._admin.list_consumer_group_offsets(wanted, request_timeout=seconds).values()
-        read = {found.partition: max(found.offset, 0) for found in (await _answer(reading)).topic_partitions}
+        read = await self._noted(partitions)
         end = {partition.partition: (await _answer(asked)).offset for partition, asked in ends.items()}
         behind = sum(max(0, offset - read.get(partition, 0)) for partition, offset in end.items())
         return Backlog(behind=behind, read=sum(read.values()))
+
+    async def _noted(self, partitions: list[TopicPartition]) -> dict[int, int]:
+        """How far Kafka has noted that consumers have read."""
+        wanted = [ConsumerGroupTopicPartitions(self.group, partitions)]
+        for left in reversed(range(_MADE_ROUNDS)):
+            (asked,) = self._admin.list_consumer_group_offsets(
+                wanted, request_timeout=self._limits.kafka_ask_seconds
+            ).values()
+            try:
+                return {found.partition: max(found.offset, 0) for found in (await _answer(asked)).topic_partitions}
+            except LogUnreachable as error:
+                if not left or _code(error) not in _COORDINATING:
+                    raise
+            await asyncio.sleep(_MADE_PAUSE_SECONDS)
+        return {}
 
     async def _metadata(self) -> Any:  # noqa: ANN401 - the client's own
         try:
@@ -156,8 +175,7 @@ class KafkaTopic:
         try:
             await _answer(making)
         except LogUnreachable as error:
-            cause = error.__cause__
-            code = cause.args[0].code() if isinstance(cause, KafkaException) else None
+            code = _code(error)
             if code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
                 raise Misconfigured(
                     f"TALLY_KAFKA_TOPIC: there is no topic {self.name}, and it may not be made with these credentials. "
@@ -221,3 +239,8 @@ async def _answer(asked: "Future[Any]") -> Any:  # noqa: ANN401 - whatever was a
         return await asyncio.wrap_future(asked)
     except KafkaException as error:
         raise LogUnreachable(explained(error)) from error
+
+
+def _code(error: LogUnreachable) -> int | None:
+    cause = error.__cause__
+    return cause.args[0].code() if isinstance(cause, KafkaException) else None
