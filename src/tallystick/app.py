@@ -287,8 +287,12 @@ async def webhook_log(
         raise Misconfigured(message) from error
     topic = KafkaTopic(settings.kafka, limits)
     reader = KafkaReader(topic, partial(intake_store.offsets, database, topic.name), limits=limits)
+    intake = Intake(database, reader, limits=limits)
     async with KafkaLog(topic, limits=limits) as log:
-        yield log, Intake(database, reader, limits=limits)
+        try:
+            yield log, intake
+        finally:
+            await intake.close()
 
 
 def worker_name() -> str:

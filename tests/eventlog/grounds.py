@@ -67,11 +67,7 @@ async def grounds(
     async with app.running(Settings(database_url=dsn, kafka=kafka), limits=limits) as service:
         if checking:
             await service.log.check()
-        try:
-            yield Ground(service, kafka)
-        finally:
-            assert service.intake is not None
-            await service.intake.close()
+        yield Ground(service, kafka)
 
 
 def make_topic(
