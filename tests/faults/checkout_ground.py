@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, Self
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Literal, Self, cast
 
 import asyncpg
 import msgspec
 
 from tallystick.core.payment import Paying
+from tallystick.store.database import Database
 from tallystick.store.order import OrderView, Reserved
 from tests.checkouts import CARD, Till, expire, pass_time, till
 from tests.faults.matrix import Victim, Victims
@@ -31,7 +34,8 @@ _SPAN: Final = timedelta(seconds=420)
 _MOST_ROUNDS: Final = 6
 # Every case compares all of its ground.
 _MOST_ORDERS: Final = 60
-_CLIENTS: Final = "FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+# How the database knows a victim's connections.
+_VICTIM: Final = "victim"
 
 Step = Literal["reserve", "pay", "receive", "backfill", "events", "sweep", "refunds"]
 # How an order stands when a scenario begins. "owed": its event was taken, and whoever began its refund was killed.
@@ -72,59 +76,91 @@ class Buying(msgspec.Struct):
     payment: str = ""
 
 
+@dataclass(frozen=True)
+class Work:
+    """Whose steps these are, and where the provider notes which of its webhooks were acknowledged."""
+
+    buyers: Sequence[Buying]
+    acknowledged: Path
+
+    def heard(self) -> set[str]:
+        return set(self.acknowledged.read_text().split())
+
+
 async def check_out(job: Mapping[str, Any], watched: Watched) -> list[str]:
     """A victim's work: steps of checkout, one after the other."""
-    buyers = [msgspec.convert(one, Buying) for one in job["buyers"]]
+    _known_as_victim()
+    work = Work([msgspec.convert(one, Buying) for one in job["buyers"]], Path(job["acknowledged"]))
     async with till(job["dsn"], Control(job["simulator"]), migrating=False) as one:
         with watched():
-            return [str(await STEPS[step](one, buyers)) for step in job["steps"]]
+            return [str(await STEPS[step](one, work)) for step in job["steps"]]
 
 
-async def _reserve(one: Till, buyers: Sequence[Buying]) -> None:
-    for buyer in buyers:
+def _known_as_victim() -> None:
+    """Have the database know this process's connections from those of whoever comes after it."""
+    made = Database.__init__
+
+    def named(self: Any, *arguments: Any, **more: Any) -> None:
+        made(self, *arguments, **more)
+        self._session = {**self._session, "application_name": _VICTIM}
+
+    cast("Any", Database).__init__ = named
+
+
+async def _reserve(one: Till, work: Work) -> None:
+    for buyer in work.buyers:
         made = await one.service.orders.reserve(one.tenant, wish(), buyer.key)
         assert isinstance(made, Reserved), made
         buyer.order, buyer.token = made.view.id, made.view.reservation_token
 
 
-async def _pay(one: Till, buyers: Sequence[Buying]) -> None:
-    for buyer in buyers:
+async def _pay(one: Till, work: Work) -> None:
+    for buyer in work.buyers:
         paid = await one.service.payments.pay(one.tenant, buyer.order, buyer.token, payment_method=CARD)
         if isinstance(paid, Paying):
             buyer.payment = paid.payment.payment_intent_id or ""
 
 
-async def _receive(one: Till, buyers: Sequence[Buying]) -> None:
-    """The provider tells of these buyers' payments and refunds. What is not acknowledged it tells again later."""
-    payments = {buyer.payment for buyer in buyers}
+async def _receive(one: Till, work: Work) -> None:
+    """The provider tells of these buyers' payments and refunds: all that was not acknowledged, and nothing else."""
+    payments = {buyer.payment for buyer in work.buyers}
     refunds = {made["id"] for made in one.control.made("stripe", "refund") if made["parent"] in payments}
+    heard = work.heard()
+
+    async def tell(event: dict[str, Any]) -> None:
+        if await one.deliver(event) == HTTPStatus.OK:
+            # With the kernel before anything else happens: it outlives a kill.
+            with work.acknowledged.open("a") as notes:
+                notes.write(f"{event['id']}\n")
+
     # Side by side, as a provider does.
-    await asyncio.gather(*(one.deliver(event) for event in one.told(*payments, *refunds)))
+    await asyncio.gather(*(tell(event) for event in one.told(*payments, *refunds) if event["id"] not in heard))
 
 
-async def _events(one: Till, _buyers: Sequence[Buying]) -> None:
+async def _events(one: Till, _work: Work) -> None:
     while (await one.service.events.run_once()).claimed:
         pass
 
 
-STEPS: Final[Mapping[Step, Callable[[Till, Sequence[Buying]], Awaitable[Any]]]] = {
+STEPS: Final[Mapping[Step, Callable[[Till, Work], Awaitable[Any]]]] = {
     "reserve": _reserve,
     "pay": _pay,
     "receive": _receive,
-    "backfill": lambda one, _buyers: one.backfill(),
+    "backfill": lambda one, _work: one.backfill(),
     "events": _events,
-    "sweep": lambda one, _buyers: one.service.orders.sweep(),
-    "refunds": lambda one, _buyers: one.service.refunds.sweep(),
+    "sweep": lambda one, _work: one.service.orders.sweep(),
+    "refunds": lambda one, _work: one.service.refunds.sweep(),
 }
 
 
 class Ground:
     """One database, one simulator, and victims. Its till prepares, and comes after the victims."""
 
-    def __init__(self, one: Till, victims: Victims) -> None:
+    def __init__(self, one: Till, victims: Victims, acknowledged: Path) -> None:
         """Use `Grounds`."""
         self._till = one
         self._victims = victims
+        self._acknowledged = acknowledged
         self.made = 0
 
     async def prepare(self, scenario: Scenario) -> list[Buying]:
@@ -136,8 +172,8 @@ class Ground:
         buyer = Buying(f"k{self.made}")
         if state == "nothing":
             return buyer
-        await _reserve(self._till, [buyer])
-        await _pay(self._till, [buyer])
+        await _reserve(self._till, self._work([buyer]))
+        await _pay(self._till, self._work([buyer]))
         if state == "bought":
             return buyer
         await expire(self._till.dsn, buyer.order)
@@ -152,14 +188,12 @@ class Ground:
 
     async def run(self, buyers: Sequence[Buying], steps: Sequence[Step], end: End | None) -> Victim:
         """One victim that ends there."""
-        others = await self._connected()
         victim = self._victims.run(self._job(buyers, steps), end)
-        await self._until_gone(others)
+        await self._until_gone()
         return victim
 
     async def pause(self, buyers: Sequence[Buying], scenario: Scenario, end: End) -> Victim:
         """One that is stopped there, past its lease and its leave, while others do everything; then it goes on."""
-        others = await self._connected()
         stops = msgspec.structs.replace(end, stops=True, span_seconds=_SPAN.total_seconds())
         first = self._victims.begin(self._job(buyers, scenario.steps), stops)
         self._victims.wait(lambda: first.is_stopped or first.is_ended)
@@ -178,7 +212,7 @@ class Ground:
                 first.resume()
             await asyncio.to_thread(self._victims.wait, lambda: first.is_ended)
         assert first.status == 0, self.said()
-        await self._until_gone(others)
+        await self._until_gone()
         return first
 
     async def age(self) -> None:
@@ -195,17 +229,20 @@ class Ground:
         raise AssertionError(f"not quiet after {_MOST_ROUNDS} rounds: {(await self._till.halves()).undecided}")
 
     async def _again(self, buyers: Sequence[Buying], scenario: Scenario) -> None:
-        one = self._till
+        one, work = self._till, self._work(buyers)
         if "reserve" in scenario.steps:
-            await _reserve(one, buyers)
-            await _pay(one, buyers)
+            await _reserve(one, work)
+            await _pay(one, work)
         await one.service.orders.sweep()
         await one.service.payments.collect()
-        # All that the provider has to tell: what was acknowledged is told twice by that.
-        await _receive(one, buyers)
-        await _events(one, buyers)
+        # What was acknowledged is not told again: if it is not durable, it is lost.
+        await _receive(one, work)
+        await _events(one, work)
         await one.service.refunds.sweep()
-        await _events(one, buyers)
+        await _events(one, work)
+
+    def _work(self, buyers: Sequence[Buying]) -> Work:
+        return Work(buyers, self._acknowledged)
 
     async def check(self, buyers: Sequence[Buying], scenario: Scenario) -> None:
         """Both halves, to the micro: charged is PAID and refunded; and each order ended as it should."""
@@ -233,6 +270,7 @@ class Ground:
             "simulator": self._till.control.url,
             "buyers": [msgspec.to_builtins(buyer) for buyer in buyers],
             "steps": list(steps),
+            "acknowledged": str(self._acknowledged),
         }
 
     async def _try_to_age(self) -> bool:
@@ -243,14 +281,13 @@ class Ground:
             return False
         return True
 
-    async def _connected(self) -> set[int]:
-        async with self._till.service.database.owning() as connection:
-            return {row["pid"] for row in await connection.fetch(f"SELECT pid {_CLIENTS}")}
-
-    async def _until_gone(self, others: set[int]) -> None:
+    async def _until_gone(self) -> None:
         """A killed process's statements end with its connections; the provider has what had left it."""
-        async with asyncio.timeout(30):
-            while not await self._connected() <= others:
+        async with asyncio.timeout(30), self._till.service.database.owning() as connection:
+            while await connection.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1",
+                _VICTIM,
+            ):
                 await asyncio.sleep(0.002)
         for _ in range(2):
             self._till.control.call("GET", "clock")
@@ -259,10 +296,14 @@ class Ground:
 class Grounds:
     """One ground after another: a fresh one when the last has become too large to be compared quickly."""
 
-    def __init__(self, fresh_database: Callable[[], str], control: Control, victims: Victims) -> None:
+    def __init__(
+        self, fresh_database: Callable[[], str], control: Control, victims: Victims, acknowledged: Path
+    ) -> None:
+        """`acknowledged` is a file of the provider's."""
         self._fresh_database = fresh_database
         self._control = control
         self._victims = victims
+        self._acknowledged = acknowledged
         self._stack = AsyncExitStack()
         self._ground: Ground | None = None
 
@@ -279,7 +320,8 @@ class Grounds:
             self._control.call("POST", "reset")
             one = await self._stack.enter_async_context(till(self._fresh_database(), self._control))
             await one.service.orders.set_stock(one.tenant, "lamp", 1_000)
-            self._ground = Ground(one, self._victims)
+            self._acknowledged.write_text("")
+            self._ground = Ground(one, self._victims, self._acknowledged)
         return self._ground
 
     async def finish(self) -> None:

@@ -9,6 +9,7 @@ sample. The counts are printed.
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -34,8 +35,8 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
 
 
 @pytest.fixture
-def grounds(embedded18: servers.Server, control: Control, victims: Victims) -> Grounds:
-    return Grounds(embedded18.fresh_database, control, victims)
+def grounds(embedded18: servers.Server, control: Control, victims: Victims, tmp_path: Path) -> Grounds:
+    return Grounds(embedded18.fresh_database, control, victims, tmp_path / "acknowledged")
 
 
 async def discover(places: Grounds, scenario: Scenario) -> list[Point]:
