@@ -22,6 +22,7 @@ from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
 from tests.planted.bug import Bug
+from tests.planted.checkout_bugs import CHECKOUT_BUGS
 from tests.planted.kafka_bugs import KAFKA_BUGS
 from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.order_status_bugs import ORDER_STATUS_BUGS
@@ -140,6 +141,7 @@ BUGS: Mapping[str, Bug] = {
     **ORDER_BUGS,
     **WEBHOOK_BUGS,
     **PAYMENT_BUGS,
+    **CHECKOUT_BUGS,
     **ORDER_STATUS_BUGS,
     **KAFKA_BUGS,
 }
