@@ -33,7 +33,7 @@ ANSWER_SECONDS = UNIT_SECONDS
 LONGEST_IN_FLIGHT = timedelta(seconds=3 * UNIT_SECONDS)
 LEASE_SECONDS = 3 * UNIT_SECONDS
 # So short that whoever's webhook is late has lost his reservation.
-TTL_SECONDS = 2.5 if IS_SHORT else 12.0
+TTL_SECONDS = 2.5 if IS_SHORT else 40.0
 GRACE_SECONDS = 0.3
 BACKFILL_SECONDS = 6.0
 HURRIED = replace(
