@@ -19,15 +19,8 @@ from tallystick.core.saga import (
 from tallystick.core.webhook import Compensated, Failed, Ok, Postponed
 from tests.model.checkout.constitution import ONE_RECEIPT
 from tests.model.checkout.deciders import Rules, case_of, payment_id
-from tests.model.checkout.rows import (
-    available,
-    ended,
-    moved,
-    refund_lost,
-    replaced,
-    with_refund,
-    with_slot,
-)
+from tests.model.checkout.refunds import Refunds
+from tests.model.checkout.rows import available, ended, moved, refund_lost, replaced, with_refund, with_slot
 from tests.model.checkout.shape import SEND, Event, Kind, Next, Refund, Slot, State, Task, World
 
 LATER = Postponed("its refund is not completed", 1.0)
@@ -36,22 +29,23 @@ LATER = Postponed("its refund is not completed", 1.0)
 class Batches:
     """What can be done about events."""
 
-    def __init__(self, world: World, rules: Rules) -> None:
-        """The flaws are the world's."""
+    def __init__(self, world: World, rules: Rules, refunds: Refunds) -> None:
+        """The flaws are the world's. The refunds know what the provider does with a request."""
         self._world = world
         self._rules = rules
+        self._refunds = refunds
         self._flaws = world.flaws
 
     def claims(self, state: State) -> Iterator[Next]:
-        """A worker takes all that is due, or one of them. What a dead worker held is due; what a slow one holds, too."""
+        """A worker takes all that is due, or one of them. What a dead or a slow worker holds is due as well."""
         held = {place for task in state.tasks for place, is_mine in _held(task) if is_mine}
-        due = [place for place, event in enumerate(state.events) if self._is_due(event, place in held)]
+        due = [place for place, event in enumerate(state.events) if self._is_due(event, is_held=place in held)]
         for wanted in {(place,) for place in due} | {tuple(due)}:
             if wanted:
                 kind: Kind = "pause" if any(place in held for place in wanted) else "step"
                 yield Next(kind, f"a worker claims the events {wanted}", self._claimed(state, wanted))
 
-    def _is_due(self, event: Event, is_held: bool) -> bool:
+    def _is_due(self, event: Event, *, is_held: bool) -> bool:
         if event.status == "IN_PROCESSING":
             return not is_held or self._world.pauses
         return event.status == "UNPROCESSED"
@@ -70,9 +64,15 @@ class Batches:
         state = state._replace(tasks=state.tasks[:number] + state.tasks[number + 1 :])
         mine = [place for place, is_mine in task.held if is_mine or "claims_unchecked" in self._flaws]
         if mine:
-            yield Next("step", f"the events {tuple(mine)} are settled", _Settling(self._rules, self._world, state, mine).done())
+            yield Next(
+                "step", f"the events {tuple(mine)} are settled", _Settling(self._rules, self._world, state, mine).done()
+            )
         else:
             yield Next("step", "a worker finds its claims lost", state)
+        if "send_before_commit" in self._flaws and mine:
+            # Sent while the transaction was open, which then is rolled back.
+            sent, _ = self._refunds.executed(state, state.events[mine[0]].fact.slot, 0)
+            yield Next("crash", "a refund is sent, and the worker is killed before its commit", sent)
         if self._world.poison and mine:
             failed = state
             for place in mine:
@@ -186,9 +186,11 @@ class _Settling:
         slot = self._state.slots[fact.slot]
         order = self._world.order_of(fact.slot)
         case = self._cases[order]
-        if case.available is not None:
+        if case.available is not None and "stock_not_read" not in self._flaws:
             # Another order of this batch may have taken it.
-            case = case_of(case.status, case.receipts, case.policy, min(case.available, available(self._world, self._state)))
+            case = case_of(
+                case.status, case.receipts, case.policy, min(case.available, available(self._world, self._state))
+            )
         ours = None
         if slot.charge:
             ours = Ours(status=slot.charge, payment_intent_id=payment_id(fact.slot) if slot.is_known else None)
@@ -205,7 +207,9 @@ class _Settling:
                 slot = self._received(slot, "PAID", place)
                 self._state = self._state._replace(
                     orders=replaced(
-                        self._state.orders, order, self._state.orders[order]._replace(status="PAID", is_backordered=is_backordered)
+                        self._state.orders,
+                        order,
+                        self._state.orders[order]._replace(status="PAID", is_backordered=is_backordered),
                     ),
                     money=moved(self._state.money, "paid"),
                 )

@@ -14,8 +14,20 @@ from tallystick.core import order, payment, refund, saga, webhook
 from tallystick.core.intent import Begin, KnownIntent, LastAttempt, Wanted, leave
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Hold, LoggedCharge, Payable, Resend
-from tallystick.core.provider import Absent, Answer, Busy, Done, Facts, Found, Looked, Movement, Refused
-from tallystick.core.provider import Undecided, Unknown
+from tallystick.core.provider import (
+    Absent,
+    Answer,
+    Busy,
+    Done,
+    Facts,
+    Found,
+    Looked,
+    Lookup,
+    Movement,
+    Refused,
+    Undecided,
+    Unknown,
+)
 from tallystick.core.saga import Case, LoggedRefund, Ours, Policy, Receipt
 from tallystick.core.settlement import NOTHING_SENT, Failed, History, LookUp, Patience, Transferred
 from tests.model.checkout.shape import HORIZON, IN_FLIGHT, MARGIN, Asked, Fact, Refund, World
@@ -209,7 +221,7 @@ class Rules:
             first_sent_at=NOW - 2 * TICK, not_after=NOW - TICK, may_have_run=True, is_silent=True, account="test"
         )
         step = self.deciders.pay(
-            payable, logged, sent if charge == "PENDING" else NOTHING_SENT, account="test", lookup=Lookup_EXACT,
+            payable, logged, sent if charge == "PENDING" else NOTHING_SENT, account="test", lookup=Lookup.EXACT,
             now=NOW, facts=self._facts, patience=Patience(stuck_after=TICK, budget=8), most_attempts=most,
         )  # fmt: skip
         match step:
@@ -219,9 +231,6 @@ class Rules:
                 return f"begin {begun}"
             case other:
                 return type(other).__name__.lower()
-
-
-Lookup_EXACT: Final = refund.Lookup.EXACT
 
 
 def payment_id(slot: int) -> str:
@@ -265,7 +274,9 @@ _OWED: Final = refund.Owed(
     tries=0,
     due_at=NOW,
 )
-_ODD: Final = refund.Owed(**{name: getattr(_OWED, name) for name in _OWED.__struct_fields__} | {"amount_micros": OTHER_MICROS})
+_ODD: Final = refund.Owed(
+    **{name: getattr(_OWED, name) for name in _OWED.__struct_fields__} | {"amount_micros": OTHER_MICROS}
+)
 
 
 def _refunded(number: int, state: str, micros: int) -> Movement:

@@ -41,7 +41,8 @@ class Outside:
                 yield from self._books(state, number, generation, row)
         yield from self._deliveries(state)
         yield from self._persons(state)
-        if not self._world.is_calm:
+        if self._world.crashes or not self._world.is_calm:
+            # Else everything is answered at once, and nothing has to become old.
             yield Next("time", "an hour passes", self._later(state))
 
     # --- orders and charges
@@ -97,7 +98,9 @@ class Outside:
             yield Next("step", f"the payment of slot {number} succeeds", _fact(paid, Fact(number, "charge", "moved")))
         if slot.payment == "waiting" and self._world.attempts > 1:
             failed = with_slot(state, number, slot._replace(payment="failed"))
-            yield Next("trouble", f"the payment of slot {number} fails", _fact(failed, Fact(number, "charge", "failed")))
+            yield Next(
+                "trouble", f"the payment of slot {number} fails", _fact(failed, Fact(number, "charge", "failed"))
+            )
 
     # --- refunds and events
 

@@ -24,7 +24,7 @@ class Machine:
         self.world = world
         rules = Rules(world, deciders or Deciders())
         self._refunds = Refunds(world, rules)
-        self._batches = Batches(world, rules)
+        self._batches = Batches(world, rules, self._refunds)
         self._outside = Outside(world, rules, self._refunds)
         self._numbers: dict[Task, int] = {}
 

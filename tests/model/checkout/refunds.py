@@ -91,7 +91,7 @@ class Refunds:
                 yield Next(kind, label, self._decided(state, task, decision))
 
     def _named(self, decision: Decision, found: tuple[tuple[int, str], ...] | str) -> Decision:
-        """A refund that failed is recorded with its name: whatever is told of it later must not be taken for another's."""
+        """A refund that failed is recorded with its name: what is told of it later must not be taken for another's."""
         is_named = decision.what == "failed" and not isinstance(found, str) and len(found) == 1
         if not is_named or "failed_refund_without_its_name" in self._flaws:
             return decision
@@ -184,7 +184,9 @@ class Refunds:
     def _decided(self, state: State, task: Task, decision: Decision) -> State:
         """The log, the ledger and the event that waited, in one commit."""
         row = state.slots[task.slot].refunds[task.generation]
-        is_mine = task.is_mine and (row.status == "PENDING" or (row.status == "COMPLETED" and decision.what == "failed"))
+        is_mine = task.is_mine and (
+            row.status == "PENDING" or (row.status == "COMPLETED" and decision.what == "failed")
+        )
         if "no_refund_fence" in self._flaws:
             is_mine = True
         if not is_mine or decision.what == "hold":

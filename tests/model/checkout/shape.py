@@ -148,7 +148,8 @@ class State(NamedTuple):
     def __str__(self) -> str:
         """Only what is not as in the beginning."""
         parts = [
-            "orders " + ", ".join(f"{o.status or '-'}{' backordered' if o.is_backordered else ''}" for o in self.orders),
+            "orders "
+            + ", ".join(f"{o.status or '-'}{' backordered' if o.is_backordered else ''}" for o in self.orders),
             *(f"slot {n}: {_short(slot)}" for n, slot in enumerate(self.slots) if slot != Slot()),
             *(f"event {n}: {_short(event.fact)} {event.status}" for n, event in enumerate(self.events)),
             *(f"task: {_short(task)}" for task in self.tasks),
