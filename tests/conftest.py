@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -10,6 +11,9 @@ from tests import servers
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
 
+# PostgreSQL servers that this process has started for all of its tests.
+SHARED: list[servers.Postgres] = []
+_Kind = TypeVar("_Kind", bound=servers.Server)
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
 
@@ -18,14 +22,23 @@ if PLANTED is not None:
     BUGS[PLANTED].plant()
 
 
+@pytest.fixture(autouse=True)
+def databases_end_with_their_test() -> Iterator[None]:
+    """Those of wider fixtures were made before this one, and stay."""
+    before = {name for server in SHARED for name in server.made}
+    yield
+    for server in SHARED:
+        server.forget([name for name in server.made if name not in before])
+
+
 @pytest.fixture(scope="session")
-def embedded18() -> Iterator[servers.Server]:
+def embedded18() -> Iterator[servers.Postgres]:
     """PostgreSQL 18 from the wheel that ships."""
-    yield from _served(servers.embedded18())
+    yield from _served(servers.embedded18(is_shared=True))
 
 
 @pytest.fixture(scope="session")
-def postgres15() -> Iterator[servers.Server]:
+def postgres15() -> Iterator[servers.Postgres]:
     """The oldest PostgreSQL the engine promises to work with."""
     yield from _served(servers.postgres15())
 
@@ -36,13 +49,13 @@ def mariadb() -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="session")
-def embedded18_dsn(embedded18: servers.Server) -> str:
-    return embedded18.fresh_database()
+def embedded18_dsn(embedded18: servers.Postgres) -> str:
+    return embedded18.fresh_database(is_kept=True)
 
 
 @pytest.fixture(scope="session")
-def postgres15_dsn(postgres15: servers.Server) -> str:
-    return postgres15.fresh_database()
+def postgres15_dsn(postgres15: servers.Postgres) -> str:
+    return postgres15.fresh_database(is_kept=True)
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +79,15 @@ def control(payouts_simulator: RunningSimulator) -> Control:
     return made
 
 
-def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server]:
+def _served(server: _Kind | servers.Missing) -> Iterator[_Kind]:
     if isinstance(server, servers.Missing):
         if REQUIRE_ALL:
             pytest.fail(f"{server.name}: {server.reason}")
         pytest.skip(f"{server.name}: {server.reason}")
     try:
         server.start()
+        if isinstance(server, servers.Postgres):
+            SHARED.append(server)
         yield server
     finally:
         server.remove()

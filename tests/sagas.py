@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
+
 from tallystick.core.currencies import Purpose
+from tallystick.core.order import order_id
 from tallystick.core.provider import Event, Movement
 from tallystick.flows.events import Events, Processed
 from tallystick.flows.refund import Refunds
@@ -21,13 +24,11 @@ from tallystick.store import refund as store
 from tallystick.store import webhook
 from tallystick.store.order import OrderView
 from tallystick.store.refund import RefundRow
-from tests.ledgers import fetchval
-from tests.orders import A_MOMENT, expired
 from tests.payments import HURRIED, STRIPE, Checkout, checkout
 from tests.providers.worlds import Control, World
+from tests.settlements import superuser
 
 LEASE = timedelta(minutes=5)
-SWEPT = {"ttl": A_MOMENT, "grace": timedelta()}
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,11 @@ class Desk:
 
 
 def uuid_of(order: OrderView) -> Any:
-    from tallystick.core.order import order_id  # noqa: PLC0415
-
     return order_id(order.id)
 
 
 async def expire(dsn: str, order: OrderView) -> None:
     """The time of this order is over, by the database's clock."""
-    from tests.settlements import superuser  # noqa: PLC0415
-    import asyncpg  # noqa: PLC0415
-
     connection = await asyncpg.connect(superuser(dsn))
     try:
         async with connection.transaction():

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+import msgspec
+
 from tallystick.core.webhook import Failed, Postponed, end
 from tallystick.flows import events
 from tallystick.store import webhook
@@ -92,6 +94,16 @@ def cursor_not_kept() -> None:
     _reworded("move_cursor", ("c.version = $3", "false"))
 
 
+def named_news_thrown_away() -> None:
+    """What an event only names is never fetched: a payout that came back stays transferred."""
+    original = events.Events._groups
+
+    def groups(self: Any, claimed: Any) -> Any:
+        return original(self, [msgspec.structs.replace(event, movement=None) for event in claimed])
+
+    cast("Any", events.Events)._groups = groups
+
+
 WEBHOOK_BUGS: Mapping[str, Bug] = {
     "acknowledged_before_commit": Bug(
         acknowledged_before_commit, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
@@ -117,5 +129,8 @@ WEBHOOK_BUGS: Mapping[str, Bug] = {
         claims_wait_for_each_other, (EVENTS + "test_two_workers_at_once_share_no_event_and_neither_waits",)
     ),
     "lease_not_renewed": Bug(lease_not_renewed, (EVENTS + "test_a_lease_is_renewed_while_its_handler_works",)),
+    "named_news_thrown_away": Bug(
+        named_news_thrown_away, (EVENTS + "test_what_an_event_only_names_is_fetched_once_and_handed_on",)
+    ),
     "cursor_not_kept": Bug(cursor_not_kept, (EVENTS + "test_a_backfill_goes_on_where_the_last_one_ended",)),
 }

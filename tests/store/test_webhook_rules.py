@@ -83,6 +83,8 @@ CHANGES = (
     "word = 'mine'",
     "received_at = now()",
     "occurred_at = now()",
+    "object_id = 'mine'",
+    "object_purpose = 'transfer'",
 )
 
 
@@ -175,6 +177,14 @@ BORN_WRONG = (
     (", claim_number", ", 3", "TS004"),
     (", amount_micros", ", 5", "23514"),
     (", purpose", ", 'gift'", "23514"),
+    (", object_id, object_purpose", ", '7', 'gift'", "23514"),
+    (", object_purpose", ", 'transfer'", "23514"),
+    (", object_id", ", ''", "23514"),
+    (
+        ", object_id, purpose, provider_id, reference, parent, amount_micros, currency, state, word",
+        ", '7', 'transfer', '7', '', '', 1, 'EUR', 'moved', 'x'",
+        "23514",
+    ),
 )
 
 
@@ -330,8 +340,8 @@ async def test_appending_joins_by_hash_whatever_was_planned(database: Database) 
     """Arrays have no statistics: a nested loop would look at every pair of a batch of a thousand."""
     statement = queries.load("tallystick.store", "webhook.sql")["append"]
     async with database.connection() as connection:
-        await connection.execute(f"PREPARE append ({'text, ' * 12} bytea[]) AS {statement}")
-        rows = await connection.fetch(f"EXPLAIN EXECUTE append ({'NULL, ' * 12} NULL)")
+        await connection.execute(f"PREPARE append ({'text, ' * 14} bytea[]) AS {statement}")
+        rows = await connection.fetch(f"EXPLAIN EXECUTE append ({'NULL, ' * 14} NULL)")
         await connection.execute("DEALLOCATE append")
     plan = "\n".join(row[0] for row in rows)
     assert "Nested Loop" not in plan, plan

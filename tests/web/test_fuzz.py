@@ -59,6 +59,7 @@ CALLS = (
     "metrics",
     "openapi",
     "docs",
+    "receive_webhook",
 )
 BATCHES = ("submit_batch", "create_settlements")
 

@@ -10,6 +10,7 @@ import click
 import structlog
 
 from tallystick.cli.bench import bench
+from tallystick.cli.breaks import breaks
 from tallystick.cli.config import config
 from tallystick.cli.events import events
 from tallystick.cli.explain import explain
@@ -65,6 +66,7 @@ for command in (
     verify,
     explain,
     events,
+    breaks,
     providers,
     simulator,
     probe,

@@ -3,7 +3,7 @@
 import json
 import re
 from decimal import Decimal
-from typing import Final
+from typing import Final, Literal
 
 import click
 import msgspec
@@ -14,10 +14,12 @@ from tallystick.cli.person import system_user
 from tallystick.cli.running import run
 from tallystick.core.idempotency import Tenant
 from tallystick.core.money import MICROS_PER_MAJOR, NotRepresentable, format_amount, from_decimal_text, is_currency
+from tallystick.core.saga import Policy as CheckoutPolicy
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_terms import Policy
 from tallystick.errors import Misconfigured
-from tallystick.store import settlement
+from tallystick.store import saga, settlement
+from tallystick.store.saga import PolicyView as CheckoutPolicyView
 from tallystick.store.settlement import PolicyView
 
 # Parts per million in one percent.
@@ -25,11 +27,13 @@ _PPM: Final = 10_000
 _MOST_PPM: Final = 1_000_000
 _PERCENT: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
 _EVERY: Final = "every other"
+Late = Literal["refund", "backorder"]
+OtherAmount = Literal["refund", "review"]
 
 
 @click.group()
 def policy() -> None:
-    """Show and set the platform's fee on settlements, by tenant and currency."""
+    """Show and set a tenant's policies: the platform's fee on settlements, and what is done with odd payments."""
 
 
 @policy.command()
@@ -72,6 +76,38 @@ def set_(*, tenant: str, currency: str, percent: str, fixed: str, minimum: str) 
     for line in run(_set(tenant, currency, fee)):
         if line.currency == currency:
             click.echo(_told(line))
+
+
+@policy.command()
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--late", type=click.Choice(["refund", "backorder"]), help="Paid after the sweeper has cancelled.")
+@click.option("--other-amount", type=click.Choice(["refund", "review"]), help="Another amount than the order's.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def checkout(*, tenant: str, late: Late | None, other_amount: OtherAmount | None, as_json: bool) -> None:
+    """Show, or choose, what is done with payments that do not fit their order.
+
+    Given back is the default. `--late backorder` makes an order PAID that was paid too late, and delivers when there is
+    stock; `--other-amount review` leaves a wrong amount to a person (POST /v1/orders/{id}/refund). Counts for payments
+    that are decided from now on. Journaled with your system user's name. Moves no money.
+    """
+    stands = run(_checkout(tenant, late, other_amount))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(stands)))
+        return
+    by = f", since {stands.changed_at:%Y-%m-%d %H:%M} by {stands.changed_by}" if stands.changed_at else " (default)"
+    click.echo(f"late: {stands.late}; other amount: {stands.other_amount}{by}")
+
+
+async def _checkout(tenant: str, late: Late | None, other_amount: OtherAmount | None) -> CheckoutPolicyView:
+    async with app.running(configuration.load(), migrating=False) as service:
+        owner = await _found(service, tenant)
+        stands = await saga.policy(service.database, owner)
+        if late is None and other_amount is None:
+            return stands
+        wanted = msgspec.convert(
+            {"late": late or stands.late, "other_amount": other_amount or stands.other_amount}, CheckoutPolicy
+        )
+        return await saga.put_policy(service.database, owner, wanted, by=system_user())
 
 
 def _ppm(percent: str) -> int:

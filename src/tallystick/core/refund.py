@@ -19,8 +19,7 @@ import msgspec
 
 from tallystick.core import settlement
 from tallystick.core.keys import refund_key
-from tallystick.core.payment import Entry, Hold, Resend
-from tallystick.core.payment import Status
+from tallystick.core.payment import Entry, Hold, Resend, Status
 from tallystick.core.provider import Answer, Busy, Facts, Looked, Lookup, Refund
 from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
 

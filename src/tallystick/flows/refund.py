@@ -30,13 +30,14 @@ from tallystick.core.refund import after_answer, after_look, after_refusal, next
 from tallystick.core.settlement import NOTHING_SENT, Failed, LookUp, Transferred
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, TallystickError, Unreachable
+from tallystick.errors import RestoredDatabase, TallystickError, Unreachable
 from tallystick.flows import sending
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import refund as store
+from tallystick.store import saga
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
 from tallystick.store.refund import Begun, Books, Claimed, Debt, RecordWork, Result, Terms
@@ -147,50 +148,69 @@ class Refunds:
                 await self._wake(provider)
         return SweptRefunds(**counts)
 
+    async def sweep_all(self, *, most: int | None = None) -> SweptRefunds:
+        """Runs until nothing is due, or so many were claimed."""
+        total: Counter[str] = Counter()
+        while most is None or total["claimed"] < most:
+            swept = msgspec.structs.asdict(await self.sweep(most=None if most is None else most - total["claimed"]))
+            total.update(swept)
+            if not swept["claimed"]:
+                break
+        return SweptRefunds(**total)
+
+    async def fill_backorders(self) -> int:
+        """Give stock that is free again to those who paid for it and wait. How many were filled."""
+        return await saga.fill_backorders(self._database, self._limits.backorder_chunk)
+
     async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.
 
-        How it stands then: REFUND or KEPT. The refund is begun in the same commit, and the sweeper sends it.
+        How it stands then: REFUND or KEPT. The refund is begun in the commit of the decision, then sent.
         """
+        try:
+            return await self._decided(tenant, order_id, payment_intent_id, decision)
+        except RestoredDatabase:
+            return Rejected(
+                "database_restored",
+                "This database was restored, copied or promoted: what it does not know may have been given back.",
+                "Run `tally recover`, then send the same request again. Nothing was sent.",
+            )
+
+    async def _decided(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         uuid = id_of(order_id)
         if uuid is None:
             return order_unknown(order_id)
-        try:
-            async with self._database.writing() as connection:
-                found = await store.decide(connection, tenant, uuid, payment_intent_id)
-                if found is None:
-                    return _no_payment(order_id, payment_intent_id)
-                receipt, refund = found
-                if decision == "keep":
-                    if receipt["fate"] != "REVIEW":
-                        return _decided(receipt["fate"], payment_intent_id)
-                    await store.keep(connection, tenant, receipt)
-                    return "KEPT"
-                generation = 0
-                if receipt["fate"] == "REVIEW":
-                    await store.set_fate(connection, receipt, "REFUND")
-                elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
-                    generation = refund["attempt"] + 1
-                else:
+        async with self._database.stepping() as connection:
+            found = await store.decide(connection, tenant, uuid, payment_intent_id)
+            if found is None:
+                return _no_payment(order_id, payment_intent_id)
+            receipt, refund = found
+            if decision == "keep":
+                if receipt["fate"] != "REVIEW":
                     return _decided(receipt["fate"], payment_intent_id)
-                if receipt["provider"] not in self.terms.books:
-                    return _not_configured(receipt["provider"])
-                began = steady()
-                debt = Debt(
-                    tenant=tenant,
-                    order_id=uuid,
-                    provider=receipt["provider"],
-                    payment_intent_id=payment_intent_id,
-                    amount_micros=receipt["amount_micros"],
-                    currency=receipt["currency"],
-                    reason=receipt["reason"],
-                    generation=generation,
-                )
-                begun = await store.begin(connection, [debt], self.terms)
-        except Contended as contended:
-            raise InFlight(self._limits.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+                await store.keep(connection, tenant, receipt)
+                return "KEPT"
+            if receipt["provider"] not in self.terms.books:
+                return _not_configured(receipt["provider"])
+            generation = 0
+            if receipt["fate"] == "REVIEW":
+                await store.set_fate(connection, receipt, "REFUND")
+            elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
+                generation = refund["attempt"] + 1
+            else:
+                return _decided(receipt["fate"], payment_intent_id)
+            began = steady()
+            debt = Debt(
+                tenant=tenant,
+                order_id=uuid,
+                provider=receipt["provider"],
+                payment_intent_id=payment_intent_id,
+                amount_micros=receipt["amount_micros"],
+                currency=receipt["currency"],
+                reason=receipt["reason"],
+                generation=generation,
+            )
+            begun = await store.begin(connection, [debt], self.terms)
         await self._all(begun, began=began)
         return "REFUND"
 
@@ -268,7 +288,7 @@ class Refunds:
     async def _wake(self, provider: str) -> None:
         try:
             await store.wake(self._database, provider, _WOKEN)
-        except (TallystickError, Contended, Lost) as error:
+        except TallystickError as error:
             # They are due by themselves, only later.
             log.warning("refunds_not_woken", provider=provider, reason=type(error).__name__)
 

@@ -13,11 +13,12 @@ from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.order import Status, order_id, order_name
 from tallystick.core.outcome import Rejected
-from tallystick.store import intent, order, payment
+from tallystick.store import intent, order, payment, refund
 from tallystick.store.database import Database
 from tallystick.store.explanation import Explanation, Step, attempt_steps
 from tallystick.store.order import OrderView
 from tallystick.store.payment import ChargeRow
+from tallystick.store.refund import ReceiptRow, RefundRow
 from tallystick.store.settling import Evidence
 
 _SQL = queries.load(__package__, "explain.sql")
@@ -49,8 +50,59 @@ async def explain_order(database: Database, tenant: Tenant, name: str) -> Explan
         steps += _charge_steps(charge)
         for asked in await intent.read(database, tenant, charge.key):
             steps += attempt_steps(asked)
+    receipts = await refund.receipts(database, tenant, UUID(found.id.removeprefix("or_")))
+    refunds = await refund.read(database, tenant, UUID(found.id.removeprefix("or_")))
+    for receipt in receipts:
+        steps += _receipt_steps(receipt)
+    for given in refunds:
+        steps += _refund_steps(given)
+        for asked in await intent.read(database, tenant, given.key):
+            steps += attempt_steps(asked)
     steps.sort(key=lambda step: step.at)
-    return Explanation("order", found.id, _summary(found, now) + _charged(charges), tuple(steps))
+    summary = _summary(found, now) + _charged(charges) + _given_back(refunds)
+    return Explanation("order", found.id, summary, tuple(steps))
+
+
+def _given_back(refunds: list[RefundRow]) -> str:
+    if not refunds:
+        return ""
+    last = refunds[-1]
+    amount = format_amount(last.view.amount_micros, last.view.currency)
+    text = f"; the refund of {amount} ({last.why}) is {last.view.status}"
+    if last.view.status == "COMPLETED" and last.view.completed_at is not None:
+        took = (last.view.completed_at - last.received_at).total_seconds()
+        return f"{text}, {took:,.1f} s after the payment was told of"
+    return text + (f": {last.view.reason}" if last.view.reason != last.why else "")
+
+
+def _receipt_steps(receipt: ReceiptRow) -> Iterator[Step]:
+    amount = format_amount(receipt.amount_micros, receipt.currency)
+    yield Step(
+        receipt.received_at,
+        f"{receipt.provider} told in event {receipt.event_number} that it took {amount} as {receipt.payment_intent_id}",
+    )
+    meant = {
+        "PAID": "it pays the order: taken -> sales",
+        "REFUND": f"it is given back ({receipt.reason}): taken -> owed",
+        "REVIEW": f"a person must decide ({receipt.reason}): taken -> owed",
+        "KEPT": f"a person let it stay ({receipt.reason}): owed -> sales",
+    }
+    yield Step(receipt.recorded_at, meant[receipt.fate])
+
+
+def _refund_steps(given: RefundRow) -> Iterator[Step]:
+    amount = format_amount(given.view.amount_micros, given.view.currency)
+    yield Step(
+        given.view.created_at,
+        f"refund of {amount} at {given.provider}, generation {given.generation}, logged under {given.key.hex()}",
+    )
+    if given.view.completed_at is None:
+        yield Step(
+            given.due_at, f"the financial sweeper asks about it, or sends it, from here on; tries: {given.tries}"
+        )
+        return
+    what = " ".join(filter(None, (given.view.status, given.view.refund_id)))
+    yield Step(given.view.completed_at, f"refund {what}, journaled as refund.{given.view.status.lower()}")
 
 
 def _charged(charges: list[ChargeRow]) -> str:

@@ -32,9 +32,10 @@ from tallystick.core.order import (
 )
 from tallystick.core.outcome import Duplicate, Rejected
 from tallystick.core.payment import PaymentView
+from tallystick.core.refund import RefundView
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.engine.port import Contended, told_plainly
+from tallystick.errors import InFlight, InvariantBroken
 from tallystick.settings import LIMITS
 from tallystick.store import copying
 from tallystick.store.database import Connection, Database
@@ -67,6 +68,8 @@ class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     changed_at: datetime
     payment: PaymentView | None = None
+    refund: RefundView | None = None
+    is_backordered: bool = False
 
 
 class SkuView(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,16 +357,15 @@ async def set_stock(database: Database, tenant: Tenant, sku: str, stock: int) ->
 
 async def _stepped(database: Database, act: Callable[[Connection], Awaitable[T]]) -> T:
     """One transaction, again when it met another's."""
-    for _ in range(_ROUNDS):
-        try:
-            async with database.writing() as connection:
-                done = await act(connection)
-        except Contended:
-            continue
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
-        # Only now is COMMIT behind us.
-        return done
+    with told_plainly():
+        for _ in range(_ROUNDS):
+            try:
+                async with database.writing() as connection:
+                    done = await act(connection)
+            except Contended:
+                continue
+            # Only now is COMMIT behind us.
+            return done
     raise InFlight(LIMITS.lock_wait_seconds)
 
 
@@ -406,6 +408,7 @@ def view(row: asyncpg.Record) -> OrderView:
         expires_at=row["expires_at"],
         created_at=row["created_at"],
         changed_at=row["changed_at"],
+        is_backordered=row["is_backordered"],
     )
 
 

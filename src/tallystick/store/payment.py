@@ -33,6 +33,7 @@ from tallystick.core.payment import (
     pay_refusal,
 )
 from tallystick.core.provider import Charge, Facts, Lookup, Refused
+from tallystick.core.refund import RefundView
 from tallystick.core.settlement import NOTHING_SENT, Failed, History, Patience, Transferred
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.errors import InvariantBroken, RestoredDatabase
@@ -515,7 +516,7 @@ async def order(database: Database, tenant: Tenant, name: str) -> OrderView | Re
         async with database.reading(tenant.number) as connection:
             row = await connection.fetchrow(_SQL["order_with_payment"], tenant.number, id_)
         if row is not None:
-            return msgspec.structs.replace(orders.view(row), payment=_payment_view(row))
+            return msgspec.structs.replace(orders.view(row), payment=_payment_view(row), refund=_refund_view(row))
     return order_unknown(name)
 
 
@@ -640,6 +641,21 @@ def _payment_view(row: asyncpg.Record) -> PaymentView | None:
         payment_intent_id=row["payment_intent_id"],
         attempts=row["attempt"],
         reason=row["reason"],
+    )
+
+
+def _refund_view(row: asyncpg.Record) -> RefundView | None:
+    if row["refund_status"] is None:
+        return None
+    return RefundView(
+        status=row["refund_status"],
+        payment_intent_id=row["refunded_payment"],
+        refund_id=row["refund_id"],
+        amount_micros=row["refund_micros"],
+        currency=row["refund_currency"],
+        reason=row["refund_reason"],
+        created_at=row["refund_created_at"],
+        completed_at=row["refund_completed_at"],
     )
 
 

@@ -96,11 +96,20 @@ SELECT l.tenant_id, l.order_id, l.idempotency_key, l.operation_type, l.attempt, 
  ORDER BY l.attempt;
 
 -- name: order_with_payment
-SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
+SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason, r.status AS refund_status,
+       r.payment_intent_id AS refunded_payment, r.refund_id, r.amount_micros AS refund_micros,
+       r.currency AS refund_currency, coalesce(r.reason, w.reason) AS refund_reason, r.created_at AS refund_created_at,
+       r.completed_at AS refund_completed_at
   FROM tally.orders o
   LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id AND l.tenant_id = o.tenant_id
                       ORDER BY l.attempt DESC LIMIT 1) AS l ON true
+  LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log r
+                      WHERE r.operation_type = 'REFUND' AND r.order_id = o.id AND r.tenant_id = o.tenant_id
+                      ORDER BY r.created_at DESC, r.attempt DESC LIMIT 1) AS r ON true
+  LEFT JOIN LATERAL (SELECT w.reason FROM tally.payment_receipt w
+                      WHERE w.order_id = r.order_id AND w.tenant_id = r.tenant_id
+                        AND w.payment_intent_id = r.payment_intent_id AND w.provider = r.provider) AS w ON true
  WHERE o.tenant_id = $1 AND o.id = $2;
 
 -- name: order_of_payment

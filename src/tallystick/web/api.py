@@ -23,6 +23,8 @@ from tallystick.web.order import Orders
 from tallystick.web.order_routes import order_routes
 from tallystick.web.payment import Payments
 from tallystick.web.payment_routes import payment_routes
+from tallystick.web.refund import Refunds
+from tallystick.web.refund_routes import refund_routes
 from tallystick.web.resource import Resource, nowhere
 from tallystick.web.route import Route
 from tallystick.web.routes import routes
@@ -59,6 +61,7 @@ def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
         (
             *order_routes(Orders(service)),
             *payment_routes(Payments(service)),
+            *refund_routes(Refunds(service)),
             *settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
         ),
         Vitals(service, metrics),

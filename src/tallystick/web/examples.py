@@ -329,7 +329,14 @@ CANCELLED_ORDER: Final[dict[str, Any]] = {
 
 STOCKS: Final[dict[str, dict[str, Any]]] = {"a thousand": {"stock": 1_000}}
 
-STOCKED: Final[dict[str, Any]] = {"sku": "lamp-brass", "stock": 1_000, "reserved": 1, "sold": 0, "available": 999, "backordered": 0}
+STOCKED: Final[dict[str, Any]] = {
+    "sku": "lamp-brass",
+    "stock": 1_000,
+    "reserved": 1,
+    "sold": 0,
+    "available": 999,
+    "backordered": 0,
+}
 
 PAYMENTS: Final[dict[str, dict[str, Any]]] = {
     "the customer brings his card later": {"reservation_token": "rt_ffeeddccbbaa99887766554433221100"},
@@ -358,4 +365,47 @@ PENDING_PAYMENT: Final[dict[str, Any]] = {
 ORDER_IN_PAYMENT: Final[dict[str, Any]] = {
     **ORDER,
     "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
+}
+
+REFUND_DECISIONS: Final[dict[str, dict[str, Any]]] = {
+    "give it back": {"payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "decision": "refund"},
+    "it may stay": {"payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "decision": "keep"},
+}
+
+REFUNDED_ORDER: Final[dict[str, Any]] = {
+    **ORDER_IN_PAYMENT,
+    "status": "CANCELLED_BY_SWEEPER",
+    "changed_at": "2026-01-31T12:10:31.000000Z",
+    "refund": {
+        "status": "COMPLETED",
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "refund_id": "re_3Q9yZ2eZvKYlo2C0",
+        "amount_micros": 25_000_000,
+        "currency": "EUR",
+        "reason": "late",
+        "created_at": "2026-01-31T12:11:55.000000Z",
+        "completed_at": "2026-01-31T12:11:56.000000Z",
+    },
+}
+
+CHECKOUT_POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "deliver late, and let a person look": {"late": "backorder", "other_amount": "review"},
+}
+
+CHECKOUT_POLICY: Final[dict[str, Any]] = {
+    "late": "backorder",
+    "other_amount": "review",
+    "changed_by": "tsk_AbCdEfGh",
+    "changed_at": "2026-01-30T09:00:00Z",
+}
+
+# As Stripe writes them, and the simulator after it.
+WEBHOOK: Final = {
+    "id": "evt_1",
+    "object": "event",
+    "type": "transfer.reversed",
+    "created": 1_793_000_000,
+    "data": {
+        "object": {"id": "tr_1", "object": "transfer", "amount": 1_250, "currency": "eur", "created": 1_792_000_000}
+    },
 }

@@ -11,11 +11,12 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import order, payment, settlement, webhook
+from tallystick.store import order, payment, refund, saga, settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
 from tallystick.web.payment_metrics import NO_PAYMENTS, PaymentFigures
+from tallystick.web.refund_metrics import NO_REFUNDS, SagaFigures
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
@@ -54,6 +55,7 @@ class Vitals:
         self._orders = _of_orders(service)
         self._events = _of_events(service)
         self._payments = _of_payments(service)
+        self._refunds = _of_refunds(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -81,6 +83,7 @@ class Vitals:
         events = await self._events.read()
         self._metrics.events(events.figures if events.is_current else None)
         self._metrics.payments(await self._payments.read())
+        self._metrics.refunds(await self._refunds.read())
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -176,3 +179,13 @@ def _of_payments(service: Service) -> _Figures[PaymentFigures]:
         return PaymentFigures(*await payment.figures(service.database), is_current=True)
 
     return _Figures(NO_PAYMENTS, ask, "payment_figures_unread")
+
+
+def _of_refunds(service: Service) -> _Figures[SagaFigures]:
+    async def ask(_last: SagaFigures) -> SagaFigures:
+        counts, _, _ = await order.figures(service.database)
+        return SagaFigures(
+            await refund.figures(service.database), *await saga.figures(service.database), counts, is_current=True
+        )
+
+    return _Figures(NO_REFUNDS, ask, "refund_figures_unread")

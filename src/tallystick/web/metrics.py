@@ -16,6 +16,7 @@ from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
+from tallystick.web.refund_metrics import SagaCounts, SagaFigures
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
 # Seconds. Half a millisecond is a lone operation on an idle machine; ten seconds is the bounded wait.
@@ -65,6 +66,8 @@ class Metrics:
         self._registry.register(self._orders)
         self._payments = PaymentCounts()
         self._registry.register(self._payments)
+        self._refunds = SagaCounts()
+        self._registry.register(self._refunds)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -111,6 +114,10 @@ class Metrics:
     def payments(self, figures: PaymentFigures) -> None:
         """What to show of payments from now on."""
         self._payments.figures = figures
+
+    def refunds(self, figures: SagaFigures) -> None:
+        """What to show of refunds from now on."""
+        self._refunds.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""

@@ -73,7 +73,8 @@ def _orders(orders: Orders) -> tuple[Route, ...]:
                 "As it stands. `PENDING` holds its stock, `PAID` has it for good, `CANCELLED` and "
                 "`CANCELLED_BY_SWEEPER` hold nothing. `payment` is there once paying was begun: `PENDING`, nobody "
                 "knows yet; `COMPLETED`, the provider has the payment, and the order is `PAID` once its money came; "
-                "`FAILED`, the last attempt failed for good."
+                "`FAILED`, the last attempt failed for good. `refund` is there once money that did not fit is given "
+                "back: it came after the sweeper, a second time, or with another amount."
             ),
             need=Need.READ,
             parameters=(ORDER_ID,),

@@ -81,6 +81,7 @@ PROBLEMS: Final = MappingProxyType(
         "approval_unknown": (404, "There is no such approval"),
         "sku_unknown": (404, "There is no such SKU"),
         "order_unknown": (404, "There is no such order"),
+        "payment_unknown": (404, "The order has no such payment"),
         "method_not_allowed": (405, "This address has no such method"),
         "body_too_large": (413, "The body is too large"),
         "webhook_too_large": (413, "The webhook is too large"),
@@ -117,6 +118,7 @@ PROBLEMS: Final = MappingProxyType(
         "order_cancelled": (409, "The order was cancelled"),
         "order_expired": (409, "The time to pay is over"),
         "payment_not_possible": (409, "The provider cannot take this payment"),
+        "payment_decided": (409, "The payment needs no decision"),
         "payment_attempts_exhausted": (409, "Too many attempts to pay have failed"),
         # Our side.
         "handler_failed": (500, "The handler of this kind failed"),

@@ -42,6 +42,15 @@ _REMEDIES: Final = {
     "webhook_stale": "Send it anew, signed now; if it was, compare the clocks.",
     "webhook_unreadable": "It is not stored. Report it: the provider has changed what it sends.",
 }
+# Every code that a delivery may be answered with.
+PROBLEMS: Final = (
+    *_REMEDIES,
+    "body_incomplete",
+    "webhook_provider_unknown",
+    "webhook_too_large",
+    "internal_error",
+    "webhook_not_stored",
+)
 # What is left of a body that nobody reads would be taken for the next request.
 _CLOSE: Final[Header] = (b"connection", b"close")
 _STORED_START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}

@@ -8,8 +8,10 @@ from typing import Protocol
 from tallystick import app
 from tallystick.flows.events import Backfill, BodyKeeper
 from tallystick.flows.settling import Settler
+from tallystick.settings import LIMITS
 from tallystick.workers.collector import CollectorWorker
-from tallystick.workers.events import EventsWorker, backfill_worker, keeping_worker
+from tallystick.workers.events import EventsWorker, Periodic, backfill_worker, keeping_worker
+from tallystick.workers.refunder import RefunderWorker
 from tallystick.workers.settler import SettlementWorker
 from tallystick.workers.sweeper import SweeperWorker
 
@@ -35,6 +37,8 @@ def crew(service: app.Service) -> list[Worker]:
         *_settlers(service),
         SweeperWorker(service.orders),
         CollectorWorker(service.payments),
+        RefunderWorker(service.refunds),
+        Periodic("backorders", service.refunds.fill_backorders, every_seconds=LIMITS.refund_pause_seconds),
         *_listeners(service),
     ]
 
