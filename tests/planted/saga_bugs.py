@@ -291,7 +291,6 @@ SAGA_BUGS: Mapping[str, Bug] = {
         (
             f"{FLOW}test_two_tellings_in_one_batch_are_one_payment",
             f"{CORE}test_a_payment_counts_once_and_one_pays",
-            f"{CORE}test_telling_again_changes_nothing",
         ),
     ),
     "lost claims are committed": Bug(claims_lost_ignored, (f"{FLOW}test_a_lost_claim_commits_nothing",)),
