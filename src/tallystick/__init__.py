@@ -22,6 +22,7 @@ from tallystick.core.operation import (
     TopUp,
     Transfer,
 )
+from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
 from tallystick.core.payment import Paying, PaymentPending, PaymentView
 from tallystick.core.velocity import VelocityLimit
@@ -62,6 +63,7 @@ __all__ = [
     "Misconfigured",
     "Operation",
     "OrderMade",
+    "OrderStatus",
     "OrderView",
     "Outcome",
     "OutcomeUnknown",

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 from tallystick import settings as configuration
 from tallystick.core.currencies import Purpose
@@ -22,8 +24,11 @@ from tallystick.engine.engine import Engine
 from tallystick.errors import Misconfigured
 from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
+from tallystick.flows.announcer import Announcer
 from tallystick.flows.events import Events, Handler, SettlementNews
+from tallystick.flows.intake import Intake
 from tallystick.flows.order import Orders
+from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.payment import Payments
 from tallystick.flows.refund import Refunds
 from tallystick.flows.saga import Saga
@@ -39,11 +44,13 @@ from tallystick.providers.wise import Wise, WiseAccount
 from tallystick.settings import LIMITS, Limits, ProviderSettings, Settings
 from tallystick.store import account, embedded, tenant
 from tallystick.store import database as postgres
+from tallystick.store import intake as intake_store
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate, require_current
 from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
+from tallystick.store.order import Changed, unannounced
 
 
 class Accounts(Protocol):
@@ -111,9 +118,13 @@ class Service:
     orders: Orders
     payments: Payments
     refunds: Refunds
+    announcer: Announcer
+    statuses: OrderStatuses
     log: EventLog
     events: Events
     notes: tuple[str, ...]
+    # None: receivers store in the database themselves.
+    intake: Intake | None = None
 
     async def tenant(self, name: str) -> Tenant | None:
         """The tenant of that name."""
@@ -250,12 +261,15 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
-def orders_of(settings: Settings, database: Database, *, limits: Limits = LIMITS) -> Orders:
+def orders_of(
+    settings: Settings, database: Database, *, changed: Changed = unannounced, limits: Limits = LIMITS
+) -> Orders:
     """The gate, with how long a reservation holds by the settings."""
     return Orders(
         database,
         ttl=timedelta(seconds=settings.reservation_ttl_seconds),
         grace=timedelta(seconds=settings.reservation_grace_seconds),
+        changed=changed,
         limits=limits,
     )
 
@@ -264,6 +278,41 @@ def handlers(reviews: Reviews, saga: Saga) -> Mapping[Purpose, Handler]:
     """Who is told of events, by what they tell of. Events of no movement need nobody."""
     news = SettlementNews(reviews)
     return {"charge": saga, "refund": saga, "transfer": news, "payout": news}
+
+
+def _announce(announcer: Announcer, changed: Sequence[tuple[Tenant, UUID]]) -> None:
+    by_tenant: dict[int, list[UUID]] = {}
+    for owner, order_id in changed:
+        by_tenant.setdefault(owner.number, []).append(order_id)
+    for number, order_ids in by_tenant.items():
+        announcer.changed(number, order_ids)
+
+
+@asynccontextmanager
+async def webhook_log(
+    settings: Settings, database: Database, *, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[EventLog, Intake | None]]:
+    """Where webhooks are appended; and, where that is not the database, who brings them there."""
+    if settings.kafka is None:
+        async with PostgresLog(database, limits=limits) as direct:
+            yield direct, None
+        return
+    try:
+        # The client is an extra: nobody needs it who does not use it.
+        from tallystick.eventlog.kafka import KafkaLog  # noqa: PLC0415
+        from tallystick.eventlog.kafka_reader import KafkaReader  # noqa: PLC0415
+        from tallystick.eventlog.kafka_topic import KafkaTopic  # noqa: PLC0415
+    except ImportError as error:
+        message = "TALLY_KAFKA_BOOTSTRAP is set; Kafka's client is missing: pip install 'tallystick[kafka]'"
+        raise Misconfigured(message) from error
+    topic = KafkaTopic(settings.kafka, limits)
+    reader = KafkaReader(topic, partial(intake_store.offsets, database, topic.name), limits=limits)
+    intake = Intake(database, reader, limits=limits)
+    async with KafkaLog(topic, limits=limits) as log:
+        try:
+            yield log, intake
+        finally:
+            await intake.close()
 
 
 def worker_name() -> str:
@@ -288,8 +337,8 @@ async def running(
         await (migrate(dsn) if migrating else require_current(dsn))
         # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs, of
         # refunds and of webhooks; a tick's chunks and its recorder; the sweepers and the collector, and what is done to
-        # single orders; an events worker, and the renewal beside it.
-        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 2 + limits.readers
+        # single orders; an events worker, and the renewal beside it; the intake from Kafka.
+        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 3 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -297,18 +346,23 @@ async def running(
                 providers(settings, simulator_url=simulator_url) as known,
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
-                orders_of(settings, database, limits=limits) as orders,
-                Payments(database, known, sender, provider=settings.provider, limits=limits) as payments,
-                Refunds(database, known, sender, limits=limits) as refunds,
-                PostgresLog(database, limits=limits) as log,
+                Announcer(database, limits=limits) as announcer,
+                orders_of(settings, database, changed=announcer.changed, limits=limits) as orders,
+                Payments(
+                    database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits
+                ) as payments,
+                Refunds(database, known, sender, limits=limits, changed=partial(_announce, announcer)) as refunds,
+                OrderStatuses(database, announcer, limits=limits) as statuses,
+                webhook_log(settings, database, limits=limits) as (log, intake),
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
+                saga = Saga(database, refunds, limits=limits, changed=partial(_announce, announcer))
                 events = Events(
                     database,
-                    handlers(reviews, Saga(database, refunds, limits=limits)),
+                    handlers(reviews, saga),
                     providers=known,
                     lease=timedelta(seconds=settings.lease_seconds),
                     by=worker_name(),
@@ -325,9 +379,12 @@ async def running(
                     orders,
                     payments,
                     refunds,
+                    announcer,
+                    statuses,
                     log,
                     events,
                     notes,
+                    intake,
                 )
         finally:
             await database.close()

@@ -12,6 +12,7 @@ from tallystick import app
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.order import OrderReserved
+from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.settlement_ledger import SettlementCreated
@@ -164,6 +165,17 @@ class Tally:
     async def order(self, order_id: str) -> OrderView | Rejected:
         """An order as it stands, with its payment, by the id that reserving it returned."""
         return await self._needed_service().payments.order(self._tenant, order_id)
+
+    async def order_status(
+        self, order_id: str, *, wait: float = 0.0, after: str | None = None
+    ) -> OrderStatus | Rejected:
+        """How an order stands; with `wait`, as soon as it is worth telling, and after so many seconds at the latest.
+
+        Without `after` that is when it is no longer PENDING, or has changed. With `after`, the `version` that a call
+        before has returned: when it is another. Raises Busy (too many wait), Unreachable, and Misconfigured on MariaDB
+        and MySQL.
+        """
+        return await self._needed_service().statuses.read(self._tenant, order_id, wait_seconds=wait, after=after)
 
     async def pay(
         self, order_id: str, *, reservation_token: str, payment_method: str | None = None

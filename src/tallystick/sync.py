@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tallystick import library
 from tallystick.core.operation import Kind, Operation
+from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.velocity import VelocityLimit
@@ -146,6 +147,10 @@ class Tally:
     def order(self, order_id: str) -> OrderView | Rejected:
         """See `tallystick.Tally.order`."""
         return self._wait(self._tally.order(order_id))
+
+    def order_status(self, order_id: str, *, wait: float = 0.0, after: str | None = None) -> OrderStatus | Rejected:
+        """See `tallystick.Tally.order_status`."""
+        return self._wait(self._tally.order_status(order_id, wait=wait, after=after))
 
     def pay(
         self, order_id: str, *, reservation_token: str, payment_method: str | None = None

@@ -113,6 +113,7 @@ def test_what_a_refunds_event_means(state: str, refund: tuple[Any, str | None] |
         assert decide_refund(movement, None, is_payment_ours=False) == Break("missing_here")
 
 
+_PAYER = Receipt(payment_intent_id="pi_0", fate="PAID", event_number=0)
 CASES = st.builds(
     Case,
     status=st.sampled_from(["PENDING", "PAID", "CANCELLED", "CANCELLED_BY_SWEEPER"]),
@@ -124,7 +125,6 @@ CASES = st.builds(
     ),
     available=st.integers(0, 2),
 ).map(lambda made: msgspec.structs.replace(made, receipts=(_PAYER,)) if made.status == "PAID" else made)
-_PAYER = Receipt(payment_intent_id="pi_0", fate="PAID", event_number=0)
 # Payments of one order: told any number of times, of the right amount or not; some have failed before.
 STORIES = st.lists(
     st.tuples(st.sampled_from(["pi_1", "pi_2"]), st.sampled_from(["moved", "moved", "waiting", "moving"])),

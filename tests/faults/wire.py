@@ -29,6 +29,9 @@ class Wire:
         self.is_down = False
         # Nothing passes, and nobody is told.
         self.is_frozen = False
+        # Those who listen hear nothing more, and their connections stay open.
+        self.is_mute = False
+        self._listening: set[asyncio.StreamWriter] = set()
         self.cuts = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,17 +42,19 @@ class Wire:
         upstream, downstream = await asyncio.open_unix_connection(self._socket_path)
         answers = asyncio.create_task(self._answers(upstream, writer))
         try:
-            await self._requests(reader, downstream, upstream, answers)
+            await self._requests(reader, writer, downstream, upstream, answers)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             answers.cancel()
+            self._listening.discard(writer)
             downstream.close()
             writer.transport.abort()
 
     async def _requests(
         self,
         reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         server: asyncio.StreamWriter,
         upstream: asyncio.StreamReader,
         answers: "asyncio.Task[None]",
@@ -74,6 +79,8 @@ class Wire:
                 self.cuts += 1
                 self.is_down = self.down_after_cut
                 return
+            if b"LISTEN " in body:
+                self._listening.add(writer)
             server.write(head + body)
             await server.drain()
 
@@ -87,10 +94,11 @@ class Wire:
         self.cut_next = None
         return wanted
 
-    @staticmethod
-    async def _answers(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answers(self, upstream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await upstream.read(65536):
+                if self.is_mute and writer in self._listening:
+                    continue
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()

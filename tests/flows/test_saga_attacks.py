@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -53,9 +53,9 @@ class Watched:
         self.calls: list[tuple[str, bytes]] = []
         self.seen: list[Any] = []
         self._dsn = till.dsn
-        self._provider: Any = till.shop.provider
-        self._refund, self._look_up = self._provider.refund, self._provider.look_up
-        self._provider.refund, self._provider.look_up = self.refund, self.look_up
+        provider: Any = cast("Any", till.shop.provider)
+        self._refund, self._look_up = provider.refund, provider.look_up
+        provider.refund, provider.look_up = self.refund, self.look_up
 
     async def refund(self, asked: Refund, leave: Sending) -> Answer:
         self.calls.append(("refund", asked.key))

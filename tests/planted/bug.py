@@ -13,6 +13,8 @@ class Bug:
 
     plant: Callable[[], None]
     noticed_by: tuple[str, ...]
+    # The fixture of a server that those tests borrow, besides the database.
+    on: str | None = None
 
 
 def migrated(*changes: tuple[str, str]) -> None:

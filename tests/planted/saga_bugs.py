@@ -12,7 +12,7 @@ from tallystick.core.payment import Hold, Resend
 from tallystick.core.provider import Refused, Sending
 from tallystick.core.saga import GiveBack, Pay, Told
 from tallystick.core.settlement import Failed, LookUp, Transferred
-from tallystick.core.webhook import Compensated
+from tallystick.core.webhook import Compensated, Recorded
 from tallystick.flows import refund as flow
 from tallystick.flows import sending
 from tallystick.providers.steady import steady
@@ -99,7 +99,7 @@ def claims_lost_ignored() -> None:
         try:
             await original(self, events)
         except saga.ClaimsLost:
-            self.outcomes.update({event.number: saga.Recorded() for event in events})
+            self.outcomes.update({event.number: Recorded() for event in events})
 
     cast("Any", saga._Batch)._finish = finish
 

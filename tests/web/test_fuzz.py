@@ -35,6 +35,7 @@ CALLS = (
     "read_operation",
     "reserve_order",
     "read_order",
+    "read_order_status",
     "cancel_order",
     "pay_order",
     "put_sku",

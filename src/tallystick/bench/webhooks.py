@@ -2,7 +2,8 @@
 
     closed     as fast as the receiver takes them; beside the baseline, in turns
     open       10,000 a second by schedule, whatever the receiver does; waiting counts from the planned moment
-    --spike N  so many as fast as they are taken: does the receiver's memory grow with them?
+    --spike N  so many as fast as they are taken: does the receiver's memory grow with them, and does it still tell how
+               orders stand (`bench.order_status`)?
     baseline   a framework's handler with one INSERT for each request, 16 connections, the same signature check
 
 The load runs in a process of its own, and so does the receiver. After each run every acknowledged event must be in the
@@ -20,11 +21,12 @@ import msgspec
 
 from tallystick import app, queries
 from tallystick.bench import ground
+from tallystick.bench.order_status import Asked, asking, prepared
 from tallystick.bench.result import Result, median, ratio
 from tallystick.bench.webhooks_baseline import CONNECTIONS, FRAMEWORK
 from tallystick.bench.webhooks_load import Driven, Order
 from tallystick.bench.webhooks_service import Used
-from tallystick.errors import require
+from tallystick.errors import InvariantBroken, require
 from tallystick.settings import Settings
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
@@ -46,6 +48,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     driven: Driven
     used: Used
+    # Of a spike.
+    asked: Asked | None = None
 
     @property
     def per_second(self) -> float:
@@ -75,7 +79,7 @@ async def webhooks(
             )
         if spike:
             details |= _spiked(
-                await _measured(dsn, "ours", seed=seed, count=spike, seconds=_SPIKE_SECONDS, signed_before=False)
+                await _measured(dsn, "ours", seed=seed, count=spike, seconds=_SPIKE_SECONDS, is_spike=True)
             )
     value, base = median([one.per_second for one in ours]), median([one.per_second for one in theirs])
     return Result(
@@ -113,7 +117,14 @@ def _by_schedule(measured: Measured) -> Details:
 
 
 def _spiked(measured: Measured) -> Details:
+    asked = measured.asked
+    if asked is None:
+        raise InvariantBroken("nobody asked how orders stand during the spike")
+    require(set(asked.statuses) == {"200"}, f"not every order's status was told: {asked}")
+    told = {f"spike_status_{name}": value for name, value in msgspec.structs.asdict(asked).items()}
+    del told["spike_status_statuses"]
     return {
+        **told,
         "spike_webhooks": measured.driven.answered,
         "spike_per_second": round(measured.per_second),
         "spike_receiver_peak_mb": measured.used.peak_mb,
@@ -129,7 +140,7 @@ async def _measured(
     count: int,
     seconds: float,
     rate: float = 0.0,
-    signed_before: bool = True,
+    is_spike: bool = False,
 ) -> Measured:
     async with ground.database(server_dsn) as dsn:
         async with _receiver(dsn, side) as (port, ended):
@@ -143,18 +154,24 @@ async def _measured(
                 seconds=seconds,
                 connections=_OPEN_CONNECTIONS if rate else _CLOSED_CONNECTIONS,
                 rate=rate,
-                signed_before=signed_before,
+                signed_before=not is_spike,
             )
-            driven = await _driven(order)
+            driven, asked = await _spike(order, port, dsn) if is_spike else (await _driven(order), None)
             used = await ended()
         statuses = set(driven.statuses)
         require(statuses == {"200"} and not driven.unanswered, f"not every webhook was acknowledged: {driven}")
-        require(rate or not signed_before or driven.answered < count, "the prepared requests were used up")
+        require(rate or is_spike or driven.answered < count, "the prepared requests were used up")
         stored = await _stored(dsn, "count" if side == "ours" else "baseline_count")
         require(stored == driven.distinct, f"{driven.distinct} events were acknowledged, and {stored} are there")
         if side == "ours":
             await ground.checked(dsn)
-    return Measured(driven, used)
+    return Measured(driven, used, asked)
+
+
+async def _spike(order: Order, port: int, dsn: str) -> tuple[Driven, Asked]:
+    async with asking(port, await prepared(dsn)) as questions:
+        driven = await _driven(order)
+    return driven, await questions.ended()
 
 
 async def _driven(order: Order) -> Driven:

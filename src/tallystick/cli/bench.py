@@ -20,6 +20,7 @@ from tallystick.bench.idle import idle
 from tallystick.bench.ledger import ledger
 from tallystick.bench.providers import providers
 from tallystick.bench.result import Result
+from tallystick.bench.saga import saga
 from tallystick.bench.settlement import settlement
 from tallystick.bench.webhooks import webhooks
 from tallystick.cli.running import run
@@ -64,6 +65,7 @@ BENCHES: dict[str, Bench] = {
     ),
     "gate": lambda on, size: gate(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
     "gate-http": lambda on, size: gate_over_http(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
+    "saga": lambda on, size: saga(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "webhooks": lambda on, size: webhooks(
         on, seconds=size.seconds, runs=size.runs, seed=size.seed, open_seconds=size.open_seconds, spike=size.spike
     ),

@@ -110,7 +110,7 @@ async def _start(folder: Path, port: int) -> RunningSimulator:
 async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | None = None) -> None:
     gc.set_threshold(_COLLECT_EVERY)
     async with app.running(settings, simulator_url=simulator_url) as service:
-        for note in service.notes:
+        for note in (*service.notes, *await service.log.check()):
             click.echo(note, err=True)
         key = settings.api_key
         if bootstrap and key is None:
@@ -141,7 +141,13 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
 
         workers = crew(service) if bootstrap else []
         async with working(workers):
-            await listen(build(service), settings.host, settings.port, on_listening=listening)
+            await listen(
+                build(service),
+                settings.host,
+                settings.port,
+                on_listening=listening,
+                on_stopping=service.statuses.stop_waiting,
+            )
 
 
 async def _send_webhooks_to(simulator_url: str, address: str) -> None:

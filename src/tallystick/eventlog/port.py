@@ -18,6 +18,13 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     events: tuple[Event, ...]
 
 
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the log and not yet in the database. `read`: records that were read so far, ever growing."""
+
+    behind: int
+    read: int
+
+
 class EventLog(Protocol):
     """Append-only. What it has taken survives the process, the database and the machine."""
 
@@ -26,10 +33,16 @@ class EventLog(Protocol):
 
         A log that cannot tell yet counts all of them; whoever reads it into the database finds out by the same guard.
 
-        Raises Busy at once when too much waits already, and Unreachable, OutcomeUnknown or InFlight when it cannot be
-        stored now. Then it must not be acknowledged: the provider tells it again, and once is enough.
+        Raises Busy at once when too much waits already, and Unreachable, LogUnreachable, OutcomeUnknown or InFlight
+        when it cannot be stored now. Then it must not be acknowledged: the provider tells it again, and once is enough.
         """
 
     @property
     def waiting(self) -> int:
         """Deliveries that are not durable yet."""
+
+    async def check(self) -> tuple[str, ...]:
+        """Whether it can be appended to; what a person should know of it. Raises LogUnreachable and Misconfigured."""
+
+    async def backlog(self) -> Backlog | None:
+        """How far the database is behind; None: the log is the database. Raises LogUnreachable."""

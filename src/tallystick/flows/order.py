@@ -27,15 +27,27 @@ from tallystick.engine.group_commit import GroupCommit
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import order as store
 from tallystick.store.database import Database
-from tallystick.store.order import OrderView, Reserved, ReserveWork, SkuView
+from tallystick.store.order import Changed, OrderView, Reserved, ReserveWork, SkuView, unannounced
 
 
 class Orders:
     """Reserves, cancels and sweeps for every tenant. Use as an async context manager."""
 
-    def __init__(self, database: Database, *, ttl: timedelta, grace: timedelta, limits: Limits = LIMITS) -> None:
-        """`ttl` is how long a reservation holds, `grace` how much longer the sweeper lets it be."""
+    def __init__(
+        self,
+        database: Database,
+        *,
+        ttl: timedelta,
+        grace: timedelta,
+        changed: Changed = unannounced,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """`ttl` is how long a reservation holds, `grace` how much longer the sweeper lets it be.
+
+        `changed` is told of orders that ended; of a new one nobody can have heard before.
+        """
         self._database = database
+        self._changed = changed
         self._grace = grace
         self._limits = limits
         self._group: GroupCommit[Claim, Reserved | Rejected] = GroupCommit(
@@ -68,14 +80,14 @@ class Orders:
     async def cancel(self, tenant: Tenant, order_id: str) -> OrderView | Rejected:
         """Give a reservation back, once. One that is paid is refused; one that is cancelled stays as it is."""
         async with self._steps:
-            return await store.cancel(self._database, tenant, order_id)
+            return await store.cancel(self._database, tenant, order_id, changed=self._changed)
 
     async def sweep(self, *, most: int | None = None) -> Swept:
         """Cancel what is overdue now, in chunks, until nothing is or `most` were cancelled.
 
         Safe beside other sweepers, cancellations and payments, and to kill at any moment.
         """
-        sweep = store.Sweep(self._database, grace=self._grace)
+        sweep = store.Sweep(self._database, grace=self._grace, changed=self._changed)
         done = Swept()
         while most is None or done.cancelled < most:
             chunk = self._limits.sweep_chunk if most is None else min(self._limits.sweep_chunk, most - done.cancelled)

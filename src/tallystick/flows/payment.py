@@ -65,7 +65,7 @@ from tallystick.store import payment as store
 from tallystick.store import settling
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
-from tallystick.store.order import OrderView
+from tallystick.store.order import Changed, OrderView, unannounced
 from tallystick.store.payment import Begun, Books, Claimed, Click, Clicked, ClickWork, Held, RecordWork, Result, Same
 from tallystick.store.payment import Settled as LookAgain
 from tallystick.store.settling import Evidence
@@ -104,9 +104,13 @@ class Payments:
         sender: Sender,
         *,
         provider: str,
+        changed: Changed = unannounced,
         limits: Limits = LIMITS,
     ) -> None:
-        """`provider` takes new charges; the others finish what was begun with them."""
+        """`provider` takes new charges; the others finish what was begun with them.
+
+        `changed` is told of orders whose payment stands otherwise than before.
+        """
         self._database = database
         self._providers = providers
         self._sender = sender
@@ -122,8 +126,10 @@ class Payments:
             most_attempts=limits.payment_attempts,
             leave_seconds=limits.send_seconds,
         )
-        self._clicks: GroupCommit[Click, Clicked] = GroupCommit(ClickWork(database, self._terms), limits=limits)
-        self._recorder: GroupCommit[Result, bool] = GroupCommit(RecordWork(database), limits=limits)
+        self._clicks: GroupCommit[Click, Clicked] = GroupCommit(
+            ClickWork(database, self._terms, changed), limits=limits
+        )
+        self._recorder: GroupCommit[Result, bool] = GroupCommit(RecordWork(database, changed), limits=limits)
         self._flights: dict[_Flight, asyncio.Task[Paid]] = {}
         self._stack = AsyncExitStack()
 
@@ -281,6 +287,7 @@ class Payments:
         is_recorded = await self._record(
             Result(
                 tenant=tenant,
+                order_id=begun.order.id,
                 charge=begun.charge,
                 entry=entry,
                 response=_answered(answer),
@@ -298,7 +305,13 @@ class Payments:
         match answer:
             case Done() if answer.movement.state == "failed" and same.order.status == "PENDING":
                 failed = Failed("failed_at_the_provider")
-                result = Result(tenant=click.tenant, charge=charge, entry=failed, response=_answered(answer))
+                result = Result(
+                    tenant=click.tenant,
+                    order_id=click.order_id,
+                    charge=charge,
+                    entry=failed,
+                    response=_answered(answer),
+                )
                 # Lost to somebody who knew it too, or not stored: either way the log is asked again.
                 await self._record(result)
                 return None
@@ -323,7 +336,9 @@ class Payments:
             return msgspec.structs.replace(
                 click, under=claimed.charge.claim_number, tries=step.tries, response=response
             )
-        result = Result(tenant=click.tenant, charge=claimed.charge, entry=step, response=response)
+        result = Result(
+            tenant=click.tenant, order_id=click.order_id, charge=claimed.charge, entry=step, response=response
+        )
         if await self._record(result) and not isinstance(step, Hold):
             return None
         until = step.until if isinstance(step, Hold) else claimed.now
@@ -367,7 +382,10 @@ class Payments:
             step = step.verdict
         if isinstance(step, Resend):
             return await self._resent(claimed, step, response, counts)
-        if not await self._record(Result(tenant=claimed.tenant, charge=claimed.charge, entry=step, response=response)):
+        result = Result(
+            tenant=claimed.tenant, order_id=claimed.order.id, charge=claimed.charge, entry=step, response=response
+        )
+        if not await self._record(result):
             return Hold(claimed.now, claimed.charge.tries)
         if isinstance(step, Hold) and step.reason is not None:
             log.warning("payment_needs_a_person", order=claimed.order.name, reason=step.reason)

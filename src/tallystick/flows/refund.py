@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -47,6 +48,8 @@ from tallystick.store.webhook import Claimed as ClaimedEvent
 log = structlog.get_logger("tallystick.refund")
 
 Jitter = Callable[[], float]
+# Told which orders a commit has changed, after it.
+Changed = Callable[[Sequence[tuple[Tenant, UUID]]], None]
 # A provider that answers again is told of so many at once.
 _WOKEN: Final = 1_000
 
@@ -82,13 +85,15 @@ class Refunds:
         *,
         limits: Limits = LIMITS,
         jitter: Jitter = random.random,
+        changed: Changed = lambda _orders: None,
     ) -> None:
-        """The providers and the sender stay the caller's to close."""
+        """The providers and the sender stay the caller's to close. `changed` is told what a commit has changed."""
         self._database = database
         self._providers = providers
         self._sender = sender
         self._limits = limits
         self._jitter = jitter
+        self._changed = changed
         self._patience = patience(timedelta(seconds=limits.payment_stuck_seconds))
         self.terms = Terms(
             books={name: _books(adapter) for name, adapter in providers.items()},
@@ -373,10 +378,13 @@ class Refunds:
         elif isinstance(entry, Hold) and entry.reason is not None:
             log.warning("refund_needs_a_person", order=str(one.owed.order_id), reason=entry.reason)
         try:
-            return await self._recorder.submit(result, source=one.tenant.number)
+            is_recorded = await self._recorder.submit(result, source=one.tenant.number)
         except Exception:  # noqa: BLE001 - whatever it is: the money is where the answer says, and the row becomes due
             log.error("refund_not_recorded", key=one.owed.key.hex(), trace=traceback.format_exc())
             return False
+        if is_recorded and not isinstance(entry, Hold):
+            self._changed([(one.tenant, one.owed.order_id)])
+        return is_recorded
 
 
 _COUNTED: Final[Mapping[type, str]] = {Transferred: "completed", Failed: "failed", Hold: "waiting"}

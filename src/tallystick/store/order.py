@@ -1,6 +1,6 @@
 """Orders on PostgreSQL: reserve for many in one transaction, cancel, sweep, and the stock they draw on."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal, TypeVar
 from uuid import UUID, uuid4
@@ -52,6 +52,13 @@ _ROUNDS: Final = 5
 _MOST_COUNTED: Final = 10_000
 
 T = TypeVar("T")
+
+# Told after each commit which orders of which tenant it may have changed (`flows.announcer`).
+Changed = Callable[[int, Iterable[UUID]], None]
+
+
+def unannounced(_tenant_number: int, _order_ids: Iterable[UUID]) -> None:
+    """Nobody is told: whoever waits finds out by himself, a moment later."""
 
 
 class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -268,7 +275,9 @@ async def _as_created(connection: Connection, claims: Sequence[Claim]) -> dict[t
     }
 
 
-async def cancel(database: Database, tenant: Tenant, name: str) -> OrderView | Rejected:
+async def cancel(
+    database: Database, tenant: Tenant, name: str, *, changed: Changed = unannounced
+) -> OrderView | Rejected:
     """Give a reservation back, once; one that holds nothing any more is told as it stands.
 
     Raises InFlight, OutcomeUnknown and Unreachable; the same call again is then safe.
@@ -288,23 +297,35 @@ async def cancel(database: Database, tenant: Tenant, name: str) -> OrderView | R
             (row,) = await connection.fetch(_SQL["finish"], [tenant.number], [id_], wanted)
         return view(row)
 
-    return await _stepped(database, act)
+    try:
+        return await _stepped(database, act)
+    finally:
+        # Also when nobody can say whether it was committed: to look once too often harms nobody.
+        changed(tenant.number, [id_])
 
 
 class Sweep:
     """One sweep, chunk by chunk: of what is overdue by the database's clock when it begins."""
 
-    def __init__(self, database: Database, *, grace: timedelta) -> None:
+    def __init__(self, database: Database, *, grace: timedelta, changed: Changed = unannounced) -> None:
         """Nothing happens yet."""
         self._database = database
         self._grace = grace
+        self._changed = changed
+        # What the chunk under way may have cancelled.
+        self._touched: list[tuple[int, UUID]] = []
         self._until: datetime | None = None
         # They stay, and the next chunk passes them over.
         self._refused: list[UUID] = []
 
     async def chunk(self, most: int) -> Swept:
         """Cancel up to `most`, in one transaction; those that others hold are passed over."""
-        return await _stepped(self._database, lambda connection: self._chunk(connection, most))
+        try:
+            return await _stepped(self._database, lambda connection: self._chunk(connection, most))
+        finally:
+            for tenant_number, id_ in self._touched:
+                self._changed(tenant_number, [id_])
+            self._touched = []
 
     async def _chunk(self, connection: Connection, most: int) -> Swept:
         grace = self._grace
@@ -314,7 +335,7 @@ class Sweep:
             return Swept()
         self._until = self._until or due[0]["now"]
         # In one order with everybody else who holds several orders.
-        places = sorted((row["tenant_id"], row["id"]) for row in due)
+        places = self._touched = sorted((row["tenant_id"], row["id"]) for row in due)
         done, refused = await _swept(connection, places)
         self._refused += refused
         released = sum(row["quantity"] for row in done)

@@ -42,7 +42,7 @@ from tallystick.store import order as orders
 from tallystick.store import settling
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
-from tallystick.store.order import OrderView
+from tallystick.store.order import Changed, OrderView, unannounced
 
 _SQL = queries.load(__package__, "payment.sql")
 # A gauge says "so many or more".
@@ -141,6 +141,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a charge, under the claim it was worked on with. `response` is the evidence."""
 
     tenant: Tenant
+    order_id: UUID
     charge: LoggedCharge
     entry: Entry
     response: bytes | None = None
@@ -167,10 +168,11 @@ class ChargeRow(msgspec.Struct, frozen=True):
 class ClickWork:
     """Group commit's work: decide clicks, and commit what must be committed before anything is sent."""
 
-    def __init__(self, database: Database, terms: Terms) -> None:
-        """Writes as the owner."""
+    def __init__(self, database: Database, terms: Terms, changed: Changed = unannounced) -> None:
+        """Writes as the owner. `changed` is told of what was committed."""
         self._database = database
         self._terms = terms
+        self._changed = changed
 
     async def commit(
         self,
@@ -182,15 +184,19 @@ class ClickWork:
         async with self._database.writing() as connection:
             answers = await click(connection, items, self._terms)
         # Only now is COMMIT behind us.
-        return answers  # noqa: RET504
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(answer, Begun | Settled):
+                self._changed(item.tenant.number, [item.order_id])
+        return answers
 
 
 class RecordWork:
     """Group commit's work: record what became of charges."""
 
-    def __init__(self, database: Database) -> None:
-        """Writes as the owner."""
+    def __init__(self, database: Database, changed: Changed = unannounced) -> None:
+        """Writes as the owner. `changed` is told of what was committed."""
         self._database = database
+        self._changed = changed
 
     async def commit(
         self,
@@ -200,7 +206,11 @@ class RecordWork:
     ) -> Sequence[bool]:
         """True for each that is durable; False where the claim was lost: only the answer was kept, as evidence."""
         async with self._database.writing() as connection:
-            return await record(connection, items)
+            recorded = await record(connection, items)
+        for item, is_recorded in zip(items, recorded, strict=True):
+            if is_recorded:
+                self._changed(item.tenant.number, [item.order_id])
+        return recorded
 
 
 async def click(
@@ -371,7 +381,7 @@ class _Batch:
             return Same(order, charge)
         self._touched.add((item.tenant.number, item.order_id))
         if isinstance(step, Settle):
-            self._results.append(Result(tenant=item.tenant, charge=charge, entry=step.verdict))
+            self._results.append(Result(tenant=item.tenant, order_id=order.id, charge=charge, entry=step.verdict))
             return Settled()
         claim, tries = item.under or charge.claim_number + 1, step.tries if isinstance(step, Resend) else charge.tries
         claimed = msgspec.structs.replace(charge, claim_number=claim, tries=tries)
@@ -514,10 +524,21 @@ async def order(database: Database, tenant: Tenant, name: str) -> OrderView | Re
     id_ = order_id(name)
     if id_ is not None:
         async with database.reading(tenant.number) as connection:
-            row = await connection.fetchrow(_SQL["order_with_payment"], tenant.number, id_)
-        if row is not None:
-            return msgspec.structs.replace(orders.view(row), payment=_payment_view(row), refund=_refund_view(row))
+            found = await orders_with_payment(connection, tenant.number, [id_])
+        if found:
+            return found[id_]
     return order_unknown(name)
+
+
+async def orders_with_payment(connection: Connection, tenant_number: int, ids: Sequence[UUID]) -> dict[UUID, OrderView]:
+    """Those of them that this tenant has, and how their paying stands, all as of one moment."""
+    rows = await connection.fetch(_SQL["order_with_payment"], tenant_number, ids)
+    return {
+        UUID(bytes=row["id"].bytes): msgspec.structs.replace(
+            orders.view(row), payment=_payment_view(row), refund=_refund_view(row)
+        )
+        for row in rows
+    }
 
 
 async def order_of(database: Database, tenant: Tenant, payment_intent_id: str) -> UUID | None:

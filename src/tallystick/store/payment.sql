@@ -100,7 +100,8 @@ SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
        r.payment_intent_id AS refunded_payment, r.refund_id, r.amount_micros AS refund_micros,
        r.currency AS refund_currency, coalesce(r.reason, w.reason) AS refund_reason, r.created_at AS refund_created_at,
        r.completed_at AS refund_completed_at
-  FROM tally.orders o
+  FROM unnest($2::uuid[]) AS wanted (i)
+ CROSS JOIN LATERAL (SELECT * FROM tally.orders o WHERE o.tenant_id = $1 AND o.id = wanted.i OFFSET 0) AS o
   LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id AND l.tenant_id = o.tenant_id
                       ORDER BY l.attempt DESC LIMIT 1) AS l ON true
@@ -109,8 +110,7 @@ SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
                       ORDER BY r.created_at DESC, r.attempt DESC LIMIT 1) AS r ON true
   LEFT JOIN LATERAL (SELECT w.reason FROM tally.payment_receipt w
                       WHERE w.order_id = r.order_id AND w.tenant_id = r.tenant_id
-                        AND w.payment_intent_id = r.payment_intent_id AND w.provider = r.provider) AS w ON true
- WHERE o.tenant_id = $1 AND o.id = $2;
+                        AND w.payment_intent_id = r.payment_intent_id AND w.provider = r.provider) AS w ON true;
 
 -- name: order_of_payment
 SELECT l.order_id FROM tally.payment_idempotency_log l

@@ -21,6 +21,8 @@ from tallystick.web.metrics import Metrics
 from tallystick.web.operation import Operations
 from tallystick.web.order import Orders
 from tallystick.web.order_routes import order_routes
+from tallystick.web.order_status import OrderStatuses
+from tallystick.web.order_status_routes import order_status_routes
 from tallystick.web.payment import Payments
 from tallystick.web.payment_routes import payment_routes
 from tallystick.web.refund import Refunds
@@ -37,7 +39,7 @@ from tallystick.web.webhook import Front, WebhookReceiver
 def build(service: Service) -> ASGIApp:
     """The application for a running service."""
     receiver = WebhookReceiver(service)
-    metrics = Metrics(service.engine, service.sender, receiver)
+    metrics = Metrics(service.engine, service.sender, receiver, service.statuses)
     table = route_table(service, metrics)
     doorkeeper = Doorkeeper(service.database)
     by_path: dict[str, dict[str, Route]] = {}
@@ -62,6 +64,7 @@ def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:
             *order_routes(Orders(service)),
             *payment_routes(Payments(service)),
             *refund_routes(Refunds(service)),
+            *order_status_routes(OrderStatuses(service)),
             *settlement_routes(Settlements(service), Approvals(service), SettlementPolicies(service)),
         ),
         Vitals(service, metrics),

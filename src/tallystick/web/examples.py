@@ -409,3 +409,12 @@ WEBHOOK: Final = {
         "object": {"id": "tr_1", "object": "transfer", "amount": 1_250, "currency": "eur", "created": 1_792_000_000}
     },
 }
+
+ORDER_STATUS: Final[dict[str, Any]] = {
+    "id": "or_00112233445566778899aabbccddeeff",
+    "status": "PAID",
+    "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
+    "refund": None,
+    "changed_at": "2026-01-31T12:05:00.000000Z",
+    "version": "1f0c5b9a3d2e4876",
+}

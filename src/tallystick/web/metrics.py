@@ -11,12 +11,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tallystick.engine.engine import Engine
+from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.sending import Sender
 from tallystick.store.webhook import Figures as EventFigures
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
+from tallystick.web.order_status_metrics import OrderStatusCounts
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 from tallystick.web.refund_metrics import SagaCounts, SagaFigures
+from tallystick.web.webhook_metrics import LogCounts, LogFigures
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
 # Seconds. Half a millisecond is a lone operation on an idle machine; ten seconds is the bounded wait.
@@ -51,9 +54,17 @@ class WebhookCounts(Protocol):
 class Metrics:
     """What this process counts."""
 
-    def __init__(self, engine: Engine, sender: Sender, webhooks: "WebhookCounts | None" = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sender: Sender,
+        webhooks: "WebhookCounts | None" = None,
+        statuses: OrderStatuses | None = None,
+    ) -> None:
         """A registry of its own: two services in one process must not share counts."""
         self._registry = CollectorRegistry()
+        if statuses is not None:
+            self._registry.register(OrderStatusCounts(statuses))
         if webhooks is not None:
             self._registry.register(_WebhookCounts(webhooks))
         self._events = _EventCounts()
@@ -68,6 +79,8 @@ class Metrics:
         self._registry.register(self._payments)
         self._refunds = SagaCounts()
         self._registry.register(self._refunds)
+        self._log = LogCounts()
+        self._registry.register(self._log)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -118,6 +131,10 @@ class Metrics:
     def refunds(self, figures: SagaFigures) -> None:
         """What to show of refunds from now on."""
         self._refunds.figures = figures
+
+    def log(self, figures: LogFigures) -> None:
+        """What to show of the webhooks' log from now on."""
+        self._log.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""

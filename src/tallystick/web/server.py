@@ -27,10 +27,12 @@ async def serve(
     port: int,
     *,
     on_listening: Callable[[str, int], None] = lambda _host, _port: None,
+    on_stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation; then answer what was begun (bounded) and return.
 
-    Port 0 takes a free one; `on_listening` is told the real one. Run it under uvloop (`uvloop.run`).
+    Port 0 takes a free one; `on_listening` is told the real one. `on_stopping` is called before it waits for what was
+    begun. Run it under uvloop (`uvloop.run`).
     """
     listener = _listen(host, port)
     server = _Server(
@@ -47,6 +49,7 @@ async def serve(
             timeout_graceful_shutdown=ceil(LIMITS.drain_seconds),
         ),
         lambda: on_listening(host, listener.getsockname()[1]),
+        on_stopping,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     with _stopped_by_signals(server):
@@ -59,13 +62,20 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_listening: Callable[[], None], on_stopping: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
+        self._on_stopping = on_stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stopping()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Event, Forged
-from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
+from tallystick.errors import Busy, InFlight, LogUnreachable, OutcomeUnknown, Unreachable
 from tallystick.eventlog.port import Delivery
 from tallystick.settings import LIMITS, Limits
 from tallystick.web.call import Header, Receive, Reply, Scope, Send, problem_reply
@@ -191,6 +191,8 @@ class WebhookReceiver:
             return self._counted(arrival.name, _later("busy", error.retry_after_seconds))
         if isinstance(error, Unreachable | OutcomeUnknown | InFlight):
             return self._counted(arrival.name, _later("database_unreachable", self._limits.retry_after_seconds))
+        if isinstance(error, LogUnreachable):
+            return self._counted(arrival.name, _later("log_unreachable", self._limits.retry_after_seconds))
         log.error("webhook_failed", provider=arrival.name, trace="".join(traceback.format_exception(error)))
         return self._counted(arrival.name, failure(error))
 
