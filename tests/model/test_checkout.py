@@ -60,14 +60,7 @@ WIDER = {
     "a ghost payment, exact lookup, a long outage": World(
         swept_at_once=True, copies=1, workers=1, errors=True, ages=True, checks=True
     ),
-    "a buyer who cancels, an answer that is lost": World(cancels=True, loses_answers=True),
-    "two buyers of one piece": World(orders=2, is_calm=True, workers=1),
     "backorders": World(late="backorder", orders=2, is_calm=True),
-    "two charges of one order": World(attempts=2, copies=1, contradicts=True, is_calm=True),
-    "another amount, given back": World(other_amount="refund"),
-    "refunds that come back": World(
-        swept_at_once=True, copies=1, workers=1, refunds_fail=True, refuses=True, persons=1, generations=2
-    ),
 }
 CHOSEN = {**WORLDS, **WIDER} if FULL else WORLDS
 
