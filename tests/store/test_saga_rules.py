@@ -348,6 +348,8 @@ async def test_a_payment_has_one_live_refund_and_the_next_follows_a_failure(
     fail = "UPDATE tally.payment_idempotency_log SET status = 'FAILED', reason = 'r', completed_at = now()"
     await owner.execute(f"{fail} WHERE idempotency_key = $1", first[1])
     await owner.execute(REFUND, *second)
+    # Failed as well, it is still the one of its generation.
+    await owner.execute(f"{fail} WHERE idempotency_key = $1", second[1])
     await refused(owner, "23505", REFUND, *refund(till, order, payment, generation=1, key=b"k" * 32))
 
 
