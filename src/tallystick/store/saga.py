@@ -361,6 +361,7 @@ class _Batch:
                             claim_number=None,
                             entry=entry,
                             response=_said(event, movement),
+                            failed_as=None if is_done else movement.id,
                         )
                     )
                     logged[name] = LoggedRefund(status="COMPLETED" if is_done else "FAILED", refund_id=movement.id)
