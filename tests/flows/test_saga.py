@@ -2,21 +2,24 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tallystick.core.keys import refund_key
+from tallystick.core.keys import hex64, refund_key, square45
 from tallystick.core.provider import Refund
 from tallystick.core.saga import Policy
+from tallystick.core.webhook import Recorded
 from tallystick.flows.events import Processed
 from tallystick.store import saga as store
+from tallystick.store import webhook
 from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken
-from tests.payments import CHARGING, age
+from tests.payments import CHARGING, age, charged
 from tests.providers.worlds import Control, send
-from tests.sagas import Desk, desk
+from tests.sagas import LEASE, Desk, desk
 from tests.settlements import empty
 
 PRICE = 25_000_000
@@ -179,19 +182,26 @@ async def test_a_chargeback_is_a_break_and_refunds_nothing(till: Desk) -> None:
     assert (await till.status(order), await till.breaks(), till.given_back()) == ("PAID", ["disputed"], [])
 
 
-async def test_the_webhook_may_come_before_the_answer(till: Desk, control: Control) -> None:
-    """The answer to the charge is lost; the webhook knows the payment by our reference."""
-    control.plan("stripe.charge:execute_then_drop@1")
-    order = await till.shop.order()
-    await till.shop.pending(order)
-    (charge,) = await till.shop.log(order)
-    (made,) = control.made("stripe", "payment_intent")
-    await till.tell(made["id"], reference=charge.key.hex())
-    await till.run()
-    assert await till.status(order) == "PAID"
-    assert await till.shop.statuses(order) == ["COMPLETED"]
-    again = await till.shop.paying(order)
+def reference(world: str, key: bytes) -> str:
+    """Our key, as that provider's payments hold it."""
+    return square45(key)[:40] if world == "square" else hex64(key)
+
+
+async def test_the_webhook_may_come_before_the_answer(any_till: Desk, control: Control) -> None:
+    """The answer to the charge is lost; the webhook knows the payment by our reference, in the provider's form."""
+    world = any_till.shop.world.name
+    control.plan(f"{world}.charge:execute_then_drop@1")
+    order = await any_till.shop.order()
+    await any_till.shop.pending(order)
+    (charge,) = await any_till.shop.log(order)
+    (made,) = charged(control, any_till.shop.world)
+    await any_till.tell(made["id"], reference=reference(world, charge.key))
+    await any_till.run()
+    assert await any_till.status(order) == "PAID"
+    assert await any_till.shop.statuses(order) == ["COMPLETED"]
+    again = await any_till.shop.paying(order)
     assert again.payment.payment_intent_id == made["id"]
+    assert await any_till.breaks() == []
 
 
 STORY = ("success", "success again", "refund")
@@ -262,3 +272,92 @@ async def test_an_outage_leaves_the_refund_to_the_sweeper(till: Desk, control: C
     assert len(till.given_back()) == 1
     assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
     assert await broken(till.dsn) == {}
+
+
+async def test_a_lost_answer_is_asked_about_and_not_sent_again(till: Desk, control: Control) -> None:
+    control.plan("stripe.refund:execute_then_drop@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["PENDING"]
+    await age(till.dsn)
+    await till.refunds.sweep()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert len(till.given_back()) == 1
+
+
+async def test_a_refund_that_is_refused_is_a_persons(till: Desk, control: Control) -> None:
+    control.plan("stripe.refund:refused(charge_disputed)@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    (refund,) = await till.refunds_of(order)
+    assert (refund.view.status, refund.view.reason) == ("FAILED", "charge_disputed")
+    assert await till.breaks() == ["refund_failed"]
+    assert (await till.balances())["owed"] == PRICE
+    assert await broken(till.dsn) == {}
+    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
+    assert await till.refund_statuses(order) == ["FAILED", "COMPLETED"]
+    assert (await till.balances())["owed"] == 0
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
+    assert await broken(till.dsn) == {}
+    again: Any = await till.refunds.decide(till.shop.tenant, order.id, payment, "refund")
+    assert again.code == "payment_decided"
+    assert len(till.given_back()) == 1
+
+
+@pytest.mark.parametrize("decision", ["refund", "keep"])
+async def test_a_person_decides_about_another_amount(till: Desk, decision: str) -> None:
+    await store.put_policy(till.shop.database, till.shop.tenant, Policy(other_amount="review"), by="test")
+    order, payment = await till.bought()
+    await till.tell(payment, micros=PRICE - 10_000)
+    await till.run()
+    stands = await till.refunds.decide(till.shop.tenant, order.id, payment, decision)
+    assert stands == ("REFUND" if decision == "refund" else "KEPT")
+    assert await till.refund_statuses(order) == (["COMPLETED"] if decision == "refund" else [])
+    balances = await till.balances()
+    assert balances["owed"] == 0
+    assert balances.get("sales", 0) == (0 if decision == "refund" else PRICE - 10_000)
+    assert await broken(till.dsn) == {}
+
+
+async def test_a_refund_that_comes_back_is_owed_again(till: Desk) -> None:
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    (refund,) = await till.refunds_of(order)
+    assert refund.view.refund_id is not None
+    await till.tell(
+        refund.view.refund_id, "evt_2", purpose="refund", state="failed", parent=payment, reference=refund.key.hex()
+    )
+    await till.run()
+    assert await till.refund_statuses(order) == ["FAILED"]
+    assert (await till.balances()) == {"taken": -PRICE, "owed": PRICE}
+    assert await till.breaks() == ["refund_failed"]
+    assert await broken(till.dsn) == {}
+
+
+async def test_a_lost_claim_commits_nothing(till: Desk) -> None:
+    """A worker that was paused past its lease: another has the event, and nothing of the first one is written."""
+    order, payment = await till.bought()
+    await till.tell(payment)
+    claimed = await webhook.claim(till.shop.database, most=10, lease=timedelta(), by="paused")
+    again = await webhook.claim(till.shop.database, most=10, lease=LEASE, by="awake")
+    assert [event.number for event in claimed] == [event.number for event in again]
+    assert await till.saga.handle(claimed) == [Recorded()]
+    assert await till.status(order) == "PENDING"
+    await till.saga.handle(again)
+    assert await till.status(order) == "PAID"
+
+
+async def test_a_year_later_nothing_more_is_refunded(till: Desk, control: Control) -> None:
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    control.advance(days=366)
+    await age(till.dsn, timedelta(days=366))
+    await till.tell(payment, "evt_a_year_later")
+    await till.run()
+    await till.refunds.sweep()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert len(till.given_back()) == 1

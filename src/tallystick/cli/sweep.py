@@ -33,8 +33,8 @@ def sweep(*, limit: int | None, as_json: bool) -> None:
 
     One run, for every tenant: for cron. Reservations past their time and the grace after it
     (TALLY_RESERVATION_GRACE_SECONDS) are cancelled; refunds that are due are asked about, or sent under the one key
-    they have; backorders get the stock that is free again. The time is the database's. Safe to run twice at once, beside
-    payments, and to kill at any moment: each is given back once. Prints counts.
+    they have; backorders get the stock that is free again. The time is the database's. Safe to run twice at once,
+    beside payments, and to kill at any moment: each is given back once. Prints counts.
 
     Exit status: 0 done; 1 the counters of a SKU are damaged, or a refund failed for good; 2 wrong usage or settings; 3
     the database is out of reach.

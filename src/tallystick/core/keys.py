@@ -9,7 +9,7 @@ versioned: a key must come out the same on another host and in a later release, 
            ── uuid_form ─> Wise            36, a UUID
 """
 
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -55,6 +55,37 @@ def uuid_form(key: bytes) -> str:
     refused transfer is worse than a wrong label: the version and variant bits are those of version 4.
     """
     return str(UUID(bytes=_checked(key)[:16], version=4))
+
+
+# How many bytes of a key come through whole in each form, by the form's length: hexadecimal, a UUID without its
+# hyphens (version and variant bits are its own), Square's key, and the part of it that a Square payment holds.
+_HEX_CHARACTERS: Final = 64
+_UUID_CHARACTERS: Final = 36
+_UUID_BYTES: Final = 6
+_SQUARE_CHARACTERS: Final = 43
+_SQUARE_PAYMENT_CHARACTERS: Final = 40
+
+
+def reference_bounds(reference: str) -> tuple[bytes, bytes] | None:
+    """Between which keys the one lies that a provider wrote as `reference`; None: it is no form of any key of ours."""
+    try:
+        if len(reference) == _HEX_CHARACTERS:
+            whole = bytes.fromhex(reference)
+        elif len(reference) == _UUID_CHARACTERS:
+            whole = UUID(reference).bytes[:_UUID_BYTES]
+        elif len(reference) in (_SQUARE_CHARACTERS, _SQUARE_PAYMENT_CHARACTERS):
+            whole = urlsafe_b64decode(reference + "=" * (-len(reference) % 4))
+        else:
+            return None
+    except ValueError:
+        return None
+    return whole.ljust(_DIGEST_BYTES, b"\0"), whole.ljust(_DIGEST_BYTES, b"\xff")
+
+
+def is_reference(key: bytes, reference: str) -> bool:
+    """Whether a provider wrote this very key as `reference`."""
+    square = square45(key)
+    return reference in (hex64(key), uuid_form(key), square, square[:_SQUARE_PAYMENT_CHARACTERS])
 
 
 def settlement_key(

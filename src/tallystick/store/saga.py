@@ -21,7 +21,7 @@ from tallystick import queries
 from tallystick.core import saga
 from tallystick.core.checkout_ledger import Item, Moved
 from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import hex64, square45, uuid_form
+from tallystick.core.keys import is_reference, reference_bounds
 from tallystick.core.order import order_name
 from tallystick.core.payment import Status as ChargeStatus
 from tallystick.core.provider import Movement
@@ -50,12 +50,10 @@ from tallystick.store import refund, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.refund import Begun, Debt, Result, Terms
-from tallystick.store.settlement_review import key_bounds
 from tallystick.store.webhook import Claimed
 
 _SQL = queries.load(__package__, "saga.sql")
 _REFUND_SQL = queries.load(__package__, "refund.sql")
-_FORMS = (hex64, uuid_form, square45)
 _MOST_COUNTED: Final = 10_000
 PENDING_REFUND: Final = "its refund is not completed: the financial sweeper has it"
 
@@ -571,7 +569,7 @@ async def _found_charges(connection: Connection, told: Sequence[tuple[Claimed, M
         (event, movement, bounds)
         for event, movement in told
         if event.number not in found
-        for bounds in [key_bounds(movement.reference)]
+        for bounds in [reference_bounds(movement.reference)]
         if bounds is not None
     ]
     if missing:
@@ -583,7 +581,7 @@ async def _found_charges(connection: Connection, told: Sequence[tuple[Claimed, M
         )
         for row in rows:
             event, movement, _ = missing[row["place"] - 1]
-            if any(form(row["idempotency_key"]) == movement.reference for form in _FORMS):
+            if is_reference(row["idempotency_key"], movement.reference):
                 found[event.number] = _charge(row)
     return found
 
@@ -602,7 +600,7 @@ async def _found_refunds(
         (event, movement, bounds)
         for event, movement in told
         if event.number not in found
-        for bounds in [key_bounds(movement.reference)]
+        for bounds in [reference_bounds(movement.reference)]
         if bounds is not None
     ]
     if keyed:
@@ -614,7 +612,7 @@ async def _found_refunds(
         )
         for row in rows:
             event, movement, _ = keyed[row["place"] - 1]
-            if any(form(row["idempotency_key"]) == movement.reference for form in _FORMS):
+            if is_reference(row["idempotency_key"], movement.reference):
                 found[event.number] = _refund(row)
     nameless = [pair for pair in told if pair[0].number not in found and not pair[1].reference and pair[1].parent]
     if nameless:

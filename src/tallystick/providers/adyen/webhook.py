@@ -43,7 +43,11 @@ _STATES: Final[dict[str, tuple[State, State | None]]] = {
     "REFUND": ("moved", "failed"),
     "REFUND_FAILED": ("failed", None),
     "REFUNDED_REVERSED": ("returned", None),
+    # The customer's bank has taken a payment back; the item is the chargeback's, its original is the payment.
+    "CHARGEBACK": ("returned", None),
+    "SECOND_CHARGEBACK": ("returned", None),
 }
+_OF_THE_PAYMENT: Final = frozenset({"AUTHORISATION", "CHARGEBACK", "SECOND_CHARGEBACK"})
 
 
 class _Additional(msgspec.Struct, frozen=True):
@@ -172,10 +176,13 @@ def _item_movement(account: AdyenAccount, item: _Item) -> Movement | None:
     worth = None if item.amount is None else micros(item.amount)
     if state is None or worth is None or item.amount is None or item.merchant_account_code != account.merchant_account:
         return None
+    is_original = item.event_code != "AUTHORISATION" and item.event_code in _OF_THE_PAYMENT
+    if is_original and not is_id(item.original_reference):
+        return None
     return Movement(
         provider="adyen",
-        purpose="charge" if item.event_code == "AUTHORISATION" else "refund",
-        id=item.psp_reference,
+        purpose="charge" if item.event_code in _OF_THE_PAYMENT else "refund",
+        id=item.original_reference if is_original else item.psp_reference,
         amount_micros=worth,
         currency=item.amount.currency,
         state=state,

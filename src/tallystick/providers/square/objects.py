@@ -130,6 +130,38 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True):
         return _movement(self, purpose="payout", state=PAYOUT_STATES.get(self.status, "moving"))
 
 
+class _Disputed(msgspec.Struct, frozen=True):
+    payment_id: str | None = None
+
+
+class Dispute(msgspec.Struct, frozen=True, kw_only=True):
+    """A chargeback: the customer's bank has taken a payment back."""
+
+    id: str
+    amount_money: Money
+    state: str
+    created_at: datetime | None = None
+    disputed_payment: _Disputed | None = None
+
+    @property
+    def reference(self) -> str:
+        return ""
+
+    @property
+    def status(self) -> str:
+        return f"dispute.{self.state}"
+
+    def movement(self) -> Movement | None:
+        """The payment it takes back; None where no money is taken (an inquiry, or one that was won)."""
+        payment_id = self.disputed_payment.payment_id if self.disputed_payment is not None else None
+        if payment_id is None or not is_id(payment_id) or self.state not in DISPUTED:
+            return None
+        return msgspec.structs.replace(_movement(self, purpose="charge", state="returned"), id=payment_id)
+
+
+# With these Square holds the amount back.
+DISPUTED: Final = frozenset({"EVIDENCE_REQUIRED", "PROCESSING", "LOST", "ACCEPTED"})
+
 Kept = Payment | Refund | Payout
 
 NAMES: Final[Mapping[Purpose, str]] = MappingProxyType({"charge": "payment", "refund": "refund", "payout": "payout"})
@@ -176,6 +208,20 @@ def read_object(purpose: Purpose, body: bytes | msgspec.Raw) -> Kept:
     return kept
 
 
+def read_dispute(body: bytes | msgspec.Raw) -> Dispute:
+    """A dispute. Raises Unreadable."""
+    try:
+        dispute = _DISPUTE_DECODER.decode(body)
+    except UNDECODABLE as error:
+        raise Unreadable("it is no dispute as Square writes them") from error
+    if not is_id(dispute.id):
+        raise Unreadable("it has no id")
+    return dispute
+
+
+_DISPUTE_DECODER: Final = msgspec.json.Decoder(Dispute)
+
+
 def read_page(name: str, body: bytes) -> Page:
     """One page of a list. Raises Unreadable.
 
@@ -216,7 +262,7 @@ def _is_there(envelope: Mapping[str, msgspec.Raw], name: str) -> bool:
     return name in envelope and bytes(envelope[name]) not in _EMPTY
 
 
-def _movement(kept: Kept, *, purpose: Purpose, state: State, parent: str = "") -> Movement:
+def _movement(kept: Kept | Dispute, *, purpose: Purpose, state: State, parent: str = "") -> Movement:
     money = kept.amount_money
     if not is_currency(money.currency):
         raise Unreadable("its currency is none that we know")

@@ -17,7 +17,7 @@ import msgspec
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
-from tallystick.providers.square.objects import UNDECODABLE, Unreadable, fingerprint, is_id, read_object
+from tallystick.providers.square.objects import UNDECODABLE, Unreadable, fingerprint, is_id, read_dispute, read_object
 
 MOST_BODY_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-square-hmacsha256-signature"
@@ -88,7 +88,10 @@ def parse(body: bytes | msgspec.Raw) -> Event:
     data = envelope.data or _Data()
     holds = data.object or {}
     name = next((name for name in _PURPOSES if name in holds), None)
-    if name is None:
+    if "dispute" in holds:
+        dispute = read_dispute(holds["dispute"])
+        movement, object_id, revision = dispute.movement(), dispute.id, _revision(envelope, holds)
+    elif name is None:
         movement, object_id, revision = None, data.id or "", _revision(envelope, holds)
     else:
         kept = read_object(_PURPOSES[name], holds[name])

@@ -175,6 +175,32 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True):
         return _movement(self, account, purpose="payout", state=state, status=self.status, about=about)
 
 
+class Dispute(msgspec.Struct, frozen=True, kw_only=True):
+    """A chargeback: the customer's bank has taken a payment back. Statuses as in the official package."""
+
+    id: str
+    object: Literal["dispute"]
+    amount: int
+    currency: str
+    status: str
+    created: int
+    payment_intent: str | None = None
+
+    @property
+    def reference(self) -> str:
+        return ""
+
+    def movement(self, account: str = "") -> Movement | None:
+        """The payment it takes back; None where no money is taken (an inquiry, or one that was won)."""
+        if self.payment_intent is None or not is_id(self.payment_intent) or self.status not in DISPUTED:
+            return None
+        told = _movement(self, account, purpose="charge", state="returned", status=f"dispute.{self.status}")
+        return msgspec.structs.replace(told, id=full_id(self.payment_intent, account))
+
+
+# With these the amount has left the account.
+DISPUTED: Final = frozenset({"needs_response", "under_review", "lost"})
+
 Kept = PaymentIntent | Refund | Transfer | Payout
 
 KINDS: Final[Mapping[Purpose, type[Kept]]] = MappingProxyType(
@@ -215,6 +241,17 @@ def read_object(purpose: Purpose, body: bytes | msgspec.Raw) -> Kept:
     return kept
 
 
+def read_dispute(body: bytes | msgspec.Raw) -> Dispute:
+    """A dispute. Raises Unreadable."""
+    try:
+        return _DISPUTE_DECODER.decode(body)
+    except UNDECODABLE as error:
+        raise Unreadable("it is no dispute as Stripe writes them") from error
+
+
+_DISPUTE_DECODER: Final = msgspec.json.Decoder(Dispute)
+
+
 def read_page(body: bytes) -> Page:
     """One page of a list. Raises Unreadable."""
     try:
@@ -250,7 +287,14 @@ def full_id(object_id: str, account: str) -> str:
 
 
 def _movement(
-    kept: Kept, account: str, *, purpose: Purpose, state: State, status: str, parent: str = "", about: str = ""
+    kept: Kept | Dispute,
+    account: str,
+    *,
+    purpose: Purpose,
+    state: State,
+    status: str,
+    parent: str = "",
+    about: str = "",
 ) -> Movement:
     currency = kept.currency.upper()
     # Stripe writes lower case only; anything else is not from where we think it is.

@@ -23,6 +23,7 @@ from tallystick.providers.stripe.objects import (
     full_id,
     is_id,
     moment,
+    read_dispute,
     read_object,
 )
 
@@ -130,6 +131,8 @@ def parse(body: bytes | msgspec.Raw) -> Event:
     if purpose is not None:
         kept = read_object(purpose, envelope.data.object)
         movement, version = kept.movement(account), kept.version
+    elif thing.kind == "dispute":
+        movement = read_dispute(envelope.data.object).movement(account)
     object_id = full_id(thing.id or "", account)
     return Event(
         provider="stripe",
