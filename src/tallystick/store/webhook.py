@@ -17,6 +17,7 @@ from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
 from tallystick.settings import LIMITS
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import numbers
 
 _SQL: Final = queries.load(__package__, "webhook.sql")
 
@@ -134,8 +135,8 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         _joined([_ABSENT if movement is None else movement.currency for movement in movements]),
         _joined([_ABSENT if movement is None else movement.state for movement in movements]),
         _joined([_ABSENT if movement is None else movement.status for movement in movements]),
-        _literal([None if movement is None else movement.amount_micros for movement in movements]),
-        _literal([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
+        numbers([None if movement is None else movement.amount_micros for movement in movements]),
+        numbers([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
         [event.body for event in events],
     )
     for (place,) in found:
@@ -154,10 +155,6 @@ def _joined(texts: list[str]) -> str:
         # Nobody writes control characters into ids; if somebody does, the body has them.
         return _BETWEEN.join([text.replace(_BETWEEN, "\ufffd") for text in texts]) + _BETWEEN
     return joined
-
-
-def _literal(numbers: list[int | None]) -> str:
-    return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
 
 
 # Providers tell whole seconds: many events of one batch have the same.
@@ -188,9 +185,9 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
         _SQL["finish"],
         *_names([claimed for claimed, _ in ended]),
         [end.status for _, end in ended],
-        [end.tries for _, end in ended],
+        numbers([end.tries for _, end in ended]),
         [end.reason for _, end in ended],
-        [end.after_seconds for _, end in ended],
+        numbers([end.after_seconds for _, end in ended]),
     )
     return {row["number"] for row in rows}
 
@@ -315,8 +312,8 @@ async def _written(database: Database) -> AsyncIterator[Connection]:
         raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
 
 
-def _names(claims: Sequence[Claimed]) -> tuple[list[int], list[int]]:
-    return [claimed.number for claimed in claims], [claimed.claim_number for claimed in claims]
+def _names(claims: Sequence[Claimed]) -> tuple[str, str]:
+    return numbers([claimed.number for claimed in claims]), numbers([claimed.claim_number for claimed in claims])
 
 
 def _claimed(row: asyncpg.Record) -> Claimed:
