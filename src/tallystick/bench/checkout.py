@@ -4,7 +4,8 @@
     baseline   what most would write (`checkout_baseline`): one transaction for each step, 16 connections
     both       the same buyers, and the same simulator in a process of its own, which charges and sends signed webhooks
 
-A buyer reserves, pays with a card, and waits until his order is PAID; ours keeps him waiting, the baseline is asked again.
+A buyer reserves, pays with a card, and waits until his order is PAID: ours keeps him waiting, the baseline is asked
+again.
 After each run the simulator's books must have one payment for each order that is PAID, and everything is verified.
 """
 

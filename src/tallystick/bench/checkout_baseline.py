@@ -5,8 +5,8 @@
     webhook   verified, one INSERT, 200; then PAID, the stock and the event's end in a transaction of their own
     status    one SELECT
 
-In its favour: plain tables, no ledger; the provider's adapter, the signature check and the server are ours; and an event
-is processed as soon as it is stored, by the process that has it in memory.
+In its favour: plain tables, no ledger; the provider's adapter, the signature check and the server are ours; an event is
+processed as soon as it is stored, by the process that has it in memory.
 """
 
 import asyncio
@@ -94,7 +94,9 @@ class _Shop:
             row = await connection.fetchrow(
                 SQL["order"], key, wish.sku, wish.quantity, wish.amount_micros, wish.currency
             )
-        return _json({"id": str(row["id"]), "status": "PENDING", "reservation_token": str(row["reservation_token"])}, 201)
+        return _json(
+            {"id": str(row["id"]), "status": "PENDING", "reservation_token": str(row["reservation_token"])}, 201
+        )
 
     async def pay(self, request: Request) -> Response:
         asked = self._payment(await request.body())

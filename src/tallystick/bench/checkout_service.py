@@ -41,6 +41,6 @@ def _listening(_host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
+    dsn, simulator, key, sku, stock, side = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(*given[:4], int(given[4]), is_ours=given[5] == "ours"))
+        runner.run(main(dsn, simulator, key, sku, int(stock), is_ours=side == "ours"))

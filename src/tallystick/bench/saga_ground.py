@@ -110,9 +110,7 @@ async def opened(dsn: str, name: str, provider: Provider) -> AsyncIterator[Shop]
         known = {name: provider}
         sender = await stack.enter_async_context(Sender(database, known))
         orders = await stack.enter_async_context(Orders(database, ttl=timedelta(seconds=3600), grace=timedelta()))
-        payments = await stack.enter_async_context(
-            Payments(database, known, sender, provider=name, limits=_PATIENT)
-        )
+        payments = await stack.enter_async_context(Payments(database, known, sender, provider=name, limits=_PATIENT))
         refunds = await stack.enter_async_context(Refunds(database, known, sender, limits=_PATIENT))
         saga = Saga(database, refunds, limits=_PATIENT)
         tenant = await tenants.ensure_tenant(database, "default")

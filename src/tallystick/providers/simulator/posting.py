@@ -68,7 +68,7 @@ class Posting:
         request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
         wire = self._taken(place)
         if wire is not None:
-            # A receiver may close a kept connection at any moment. It has then not answered, and a webhook may be told twice.
+            # A receiver may close a kept connection at any moment: it has then not answered, and is told again.
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 return await self._exchanged(place, wire, request)
         return await self._exchanged(place, await _opened(parts), request)
