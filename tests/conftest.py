@@ -2,14 +2,29 @@
 
 import os
 from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
+from tests import kafka as brokers
 from tests import servers
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
 
+# PostgreSQL servers that this process has started for all of its tests.
+SHARED: list[servers.Postgres] = []
+
+
+class Startable(Protocol):
+    """What the run starts before its first use, and removes at its end."""
+
+    def start(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+_Kind = TypeVar("_Kind", bound=Startable)
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
 
@@ -18,14 +33,23 @@ if PLANTED is not None:
     BUGS[PLANTED].plant()
 
 
+@pytest.fixture(autouse=True)
+def databases_end_with_their_test() -> Iterator[None]:
+    """Those of wider fixtures were made before this one, and stay."""
+    before = {name for server in SHARED for name in server.made}
+    yield
+    for server in SHARED:
+        server.forget([name for name in server.made if name not in before])
+
+
 @pytest.fixture(scope="session")
-def embedded18() -> Iterator[servers.Server]:
+def embedded18() -> Iterator[servers.Postgres]:
     """PostgreSQL 18 from the wheel that ships."""
-    yield from _served(servers.embedded18())
+    yield from _served(servers.embedded18(is_shared=True))
 
 
 @pytest.fixture(scope="session")
-def postgres15() -> Iterator[servers.Server]:
+def postgres15() -> Iterator[servers.Postgres]:
     """The oldest PostgreSQL the engine promises to work with."""
     yield from _served(servers.postgres15())
 
@@ -36,13 +60,20 @@ def mariadb() -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="session")
-def embedded18_dsn(embedded18: servers.Server) -> str:
-    return embedded18.fresh_database()
+def kafka() -> Iterator[brokers.Single]:
+    """One broker, that of the run which started this one if it lends it."""
+    lent = os.environ.get(brokers.LENT)
+    yield from _served(brokers.borrowed(lent) if lent is not None else brokers.single())
 
 
 @pytest.fixture(scope="session")
-def postgres15_dsn(postgres15: servers.Server) -> str:
-    return postgres15.fresh_database()
+def embedded18_dsn(embedded18: servers.Postgres) -> str:
+    return embedded18.fresh_database(is_kept=True)
+
+
+@pytest.fixture(scope="session")
+def postgres15_dsn(postgres15: servers.Postgres) -> str:
+    return postgres15.fresh_database(is_kept=True)
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +97,15 @@ def control(payouts_simulator: RunningSimulator) -> Control:
     return made
 
 
-def _served(server: servers.Server | servers.Missing) -> Iterator[servers.Server]:
+def _served(server: _Kind | servers.Missing) -> Iterator[_Kind]:
     if isinstance(server, servers.Missing):
         if REQUIRE_ALL:
             pytest.fail(f"{server.name}: {server.reason}")
         pytest.skip(f"{server.name}: {server.reason}")
     try:
         server.start()
+        if isinstance(server, servers.Postgres):
+            SHARED.append(server)
         yield server
     finally:
         server.remove()
@@ -95,5 +128,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.section("counted")
     for line in counted.values():
         terminalreporter.write_line(str(line))
-    for engine in servers.missing():
+    for engine in (*servers.missing(), *brokers.missing()):
         terminalreporter.write_line(f"Not tested on {engine.name}: {engine.reason}", yellow=True)

@@ -5,7 +5,7 @@ expired  reservations that hold a moment only are past it, by the database's clo
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from tallystick.core.checkout_ledger import Item, Moved
 from tallystick.core.idempotency import Tenant
 from tallystick.core.order import OrderReserved, claim_of
 from tallystick.core.outcome import Rejected
@@ -21,6 +22,7 @@ from tallystick.flows.order import Orders
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import database as postgres
 from tallystick.store import order as orders_store
+from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView, Reserved, SkuView
@@ -79,15 +81,7 @@ class Store:
     async def pay(self, *names: str) -> int:
         """What the saga does: PENDING to PAID. How many it moved."""
         ids = [name.removeprefix("or_") for name in names]
-        await receive(self.dsn, "o.tenant_id = $1 AND o.id = ANY($2::uuid[])", self.tenant.number, ids)
-        done = await execute(
-            self.dsn,
-            "UPDATE tally.orders SET status = 'PAID', changed_at = clock_timestamp()"
-            " WHERE tenant_id = $1 AND id = ANY($2::uuid[]) AND status = 'PENDING'",
-            self.tenant.number,
-            ids,
-        )
-        return int(done.split()[1])
+        return await receive(self.dsn, "tenant_id = $1 AND id = ANY($2::uuid[])", self.tenant.number, ids, pays=True)
 
 
 @asynccontextmanager
@@ -118,21 +112,57 @@ async def expired(dsn: str) -> None:
         await asyncio.sleep(0)
 
 
-async def receive(dsn: str, where: str = "true", *arguments: Any) -> None:
-    """The money of pending orders has come, says somebody who need not say from where: they may be PAID by hand."""
+async def receive(dsn: str, where: str = "true", *arguments: Any, pays: bool = False) -> int:
+    """The money of pending orders has come, says somebody who need not say from where: they may be PAID by hand.
+
+    Of how many. With `pays` they are PAID in the same transaction.
+    """
     connection = await asyncpg.connect(superuser(dsn))
     try:
         async with connection.transaction():
-            await connection.execute("SET LOCAL session_replication_role = replica")
-            await connection.execute(
-                "INSERT INTO tally.payment_receipt (tenant_id, order_id, provider, payment_intent_id, charge_key,"
-                " amount_micros, currency, fate, event_number, received_at)"
-                " SELECT tenant_id, id, 'by hand', 'pi_' || id, ''::bytea, amount_micros, currency, 'PAID', 0, now()"
-                f" FROM tally.orders o WHERE status = 'PENDING' AND {where}",
+            locked = await connection.fetch(
+                f"SELECT tenant_id, id, sku FROM tally.orders WHERE status = 'PENDING' AND {where} FOR NO KEY UPDATE",
                 *arguments,
             )
+            ids = [row["id"] for row in locked]
+            await connection.execute("SET LOCAL session_replication_role = replica")
+            rows = await connection.fetch(
+                "INSERT INTO tally.payment_receipt (tenant_id, order_id, provider, payment_intent_id, charge_key,"
+                " amount_micros, currency, fate, event_number, received_at)"
+                " SELECT tenant_id, id, 'by_hand', 'pi_' || id, ''::bytea, amount_micros, currency, 'PAID', 0, now()"
+                " FROM tally.orders WHERE id = ANY($1) RETURNING *,"
+                " (SELECT name FROM tally.tenant t WHERE t.tenant_id = payment_receipt.tenant_id) AS tenant",
+                ids,
+            )
+            await connection.execute("SET LOCAL session_replication_role = origin")
+            if pays:
+                paid = "UPDATE tally.orders SET status = 'PAID', changed_at = clock_timestamp() WHERE id = ANY($1)"
+                await connection.execute(paid, ids)
     finally:
         await connection.close()
+    await _post(dsn, rows)
+    return len(rows)
+
+
+async def _post(dsn: str, receipts: Sequence[asyncpg.Record]) -> None:
+    opened = await postgres.connect(dsn, connections=1)
+    try:
+        async with opened.writing() as connection:
+            await post(
+                connection,
+                [
+                    Moved(
+                        Tenant(row["tenant_id"], row["tenant"]),
+                        "paid",
+                        row["provider"],
+                        row["currency"],
+                        Item(row["order_id"].hex, row["payment_intent_id"], row["amount_micros"]),
+                    )
+                    for row in receipts
+                ],
+            )
+    finally:
+        await opened.close()
 
 
 async def execute(dsn: str, statement: str, *arguments: Any) -> str:

@@ -1,9 +1,16 @@
-"""Real database servers for the tests: private data directories, durable settings, stopped by pid.
+"""Real database servers for the tests: private data directories, the settings that ship, stopped by pid.
 
 Each server offers the same: start(), stop(immediate=...), fresh_database() -> DSN, and keeps its address over
 a restart, so that a crash test can pull it down under the engine and bring it back.
+
+Making a database is what most tests wait for. So a PostgreSQL applies the migrations once, to a template that every
+fresh database is a copy of; the servers that a whole run shares lie in memory, where there is enough of it; and what
+a test made is dropped when the next one asks.
 """
 
+import asyncio
+import fcntl
+import hashlib
 import itertools
 import os
 import pwd
@@ -13,11 +20,15 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
+from tallystick.store import migrate as migrating
 from tallystick.store.embedded import BOOTSTRAP
 from tallystick.store.embedded_place import ENVIRONMENT, Account, choose, run_as
 
@@ -26,6 +37,14 @@ PATIENCE_SECONDS = 90
 OLDEST_POSTGRES = 15
 # The folder of an embedded server that a run of tests lends to those it starts: making one takes longer than a test.
 LENT = "TALLY_TEST_EMBEDDED18"
+DISK = Path("/tmp")  # noqa: S108 - what is made there has a name of its own
+MEMORY = Path("/dev/shm")  # noqa: S108 - like DISK
+# Several servers of some hundred megabytes each, for every process that shares the tests.
+ENOUGH_MEMORY_BYTES = 8 << 30
+# A copy of the template says that it is one, as a restored backup would: this one is no copy of anybody's money.
+AT_HOME = """\
+UPDATE tally.whereabouts SET (system, timeline, database) = (SELECT system, timeline, database FROM tally.here());
+"""
 MARIADB_FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -39,7 +58,7 @@ class Server(Protocol):
         """Stop it. Immediate is a crash: no checkpoint, connections cut. Does nothing when it is down."""
 
     def fresh_database(self) -> str:
-        """The DSN of a new, empty database."""
+        """The DSN of a new database. PostgreSQL's has this code's schema already; migrating it applies nothing."""
 
     def remove(self) -> None:
         """Stop it and delete its data."""
@@ -53,23 +72,24 @@ class Missing:
     reason: str
 
 
-def embedded18() -> "Postgres":
+def embedded18(*, is_shared: bool = False) -> "Postgres":
+    """`is_shared`: for a whole run, so it may lie in memory. One that a test pulls down is its own, and on the disk."""
     lent = os.environ.get(LENT)
     if lent is not None:
         place = choose(Path(lent))
         return Borrowed("PostgreSQL 18 (embedded)", Path(lent), place.programs, place.account)
-    folder = _folder("embedded18")
+    folder = _folder("embedded18", is_shared=is_shared)
     (folder / "embedded").mkdir()
     place = choose(folder)
     return Postgres("PostgreSQL 18 (embedded)", folder, place.programs, place.account)
 
 
-def postgres15() -> Server | Missing:
+def postgres15() -> "Postgres | Missing":
     programs = _postgres_programs()
     if isinstance(programs, Missing):
         return programs
     name = f"PostgreSQL {programs.parent.name}"
-    return Postgres(name, _folder("postgres15"), programs, _system_account("postgres"))
+    return Postgres(name, _folder("postgres15", is_shared=True), programs, _system_account("postgres"))
 
 
 def mariadb() -> Server | Missing:
@@ -109,10 +129,15 @@ class Postgres:
         self._data = folder / "data"
         self._sockets = folder / "sockets"
         self._numbers = itertools.count(1)
-        self._made = False
+        self._has_data = False
+        # Copying files is quickest where nothing is synced; on a disk it costs two checkpoints.
+        self._strategy = "FILE_COPY" if MEMORY in folder.parents else "WAL_LOG"
+        # Databases that some test uses, and those that are dropped when the next one is made.
+        self.made: list[str] = []
+        self._over: list[str] = []
 
     def start(self) -> None:
-        if not self._made:
+        if not self._has_data:
             self._make()
         log = self._data / "server.log"
         self._run("pg_ctl", "start", "-D", str(self._data), "-l", str(log), "-w", "-t", str(PATIENCE_SECONDS))
@@ -123,10 +148,26 @@ class Postgres:
         mode = "immediate" if immediate else "fast"
         self._run("pg_ctl", "stop", "-D", str(self._data), "-m", mode, "-t", str(PATIENCE_SECONDS))
 
-    def fresh_database(self) -> str:
-        name = f"test_{next(self._numbers)}"
-        self._run("psql", "-XqAt", "-c", f"CREATE DATABASE {name}", self.dsn("tally"))
+    def fresh_database(self, *, is_kept: bool = False) -> str:
+        """Like every server's. `is_kept`: for the whole run, whoever asked for it first."""
+        template, name = self._template(), self._next_name()
+        copied = f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {self._strategy};\n\\connect {name}\n{AT_HOME}"
+        self._ask(self._dropped() + copied)
+        if not is_kept:
+            self.made.append(name)
         return self.dsn(name)
+
+    def empty_database(self) -> str:
+        """The DSN of one without a schema: for tests of how it gets there."""
+        name = self._next_name()
+        self._ask(f"{self._dropped()}CREATE DATABASE {name};")
+        self.made.append(name)
+        return self.dsn(name)
+
+    def forget(self, names: list[str]) -> None:
+        """Nobody uses these databases any more."""
+        self.made = [name for name in self.made if name not in names]
+        self._over += names
 
     def dsn(self, database: str, *, user: str = "tally") -> str:
         return f"postgresql://{user}@/{database}?host={self._sockets}&port=5432"
@@ -147,7 +188,38 @@ class Postgres:
             # Hundreds of databases: syncing them file by file takes half a minute after each crash.
             settings.write("\nrecovery_init_sync_method = syncfs\n")
         self._run("postgres", "--single", "-j", "-D", str(self._data), "postgres", statements=BOOTSTRAP)
-        self._made = True
+        self._has_data = True
+
+    def _next_name(self) -> str:
+        return f"test_{os.getpid()}_{next(self._numbers)}"
+
+    def _dropped(self) -> str:
+        """Statements that drop what is over. With force: a connection that a test left open holds nothing up."""
+        over, self._over = self._over, []
+        return "".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in over)
+
+    def _template(self) -> str:
+        """A database that has this process's migrations; planted bugs change some. Made once, whoever asks first."""
+        wanted = hashlib.sha256("".join(one.digest for one in migrating.migrations()).encode()).hexdigest()
+        name = f"template_{wanted[:16]}"
+        is_made = self.folder / name
+        with self._locked():
+            if not is_made.exists():
+                self._ask(f"DROP DATABASE IF EXISTS {name};\nCREATE DATABASE {name};")
+                # In a thread: the caller may be running on a loop of its own.
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(lambda: asyncio.run(migrating.migrate(self.dsn(name)))).result()
+                is_made.touch()
+        return name
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "template.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _ask(self, statements: str) -> None:
+        self._run("psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-f", "-", self.dsn("tally"), statements=statements)
 
     def _run(self, program: str, *arguments: str, statements: str = "") -> None:
         _run([str(self._programs / program), *arguments], self._account, statements=statements)
@@ -160,13 +232,10 @@ class Borrowed(Postgres):
         if not (self._data / "postmaster.pid").exists():
             super().start()
 
-    def fresh_database(self) -> str:
-        name = f"test_{os.getpid()}_{next(self._numbers)}"
-        self._run("psql", "-XqAt", "-c", f"CREATE DATABASE {name}", self.dsn("tally"))
-        return self.dsn(name)
-
     def remove(self) -> None:
         self.start()
+        self.forget(self.made)
+        self._ask(self._dropped())
 
     def _make(self) -> None:
         """It is made."""
@@ -272,12 +341,25 @@ class MariaDB:
         return found
 
 
-def _folder(purpose: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"tally-test-{purpose}-", dir="/tmp"))
+def _folder(purpose: str, *, is_shared: bool = False) -> Path:
+    where = MEMORY if is_shared and _memory_bytes() >= ENOUGH_MEMORY_BYTES else DISK
+    folder = Path(tempfile.mkdtemp(prefix=f"tally-test-{purpose}-", dir=where))
     if os.geteuid() == 0:
         # The server runs as another user, who must pass; its own folders inside are closed.
         folder.chmod(0o755)
     return folder
+
+
+def _memory_bytes() -> int:
+    """How much a folder in memory can take: what its mount leaves, and what the machine has."""
+    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
+        return 0
+    available = next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        if line.startswith("MemAvailable:")
+    )
+    return min(shutil.disk_usage(MEMORY).free, available)
 
 
 def _private(folder: Path, account: Account | None) -> None:

@@ -194,7 +194,8 @@ def test_without_a_database_of_its_own_it_refuses(dsn: str, monkeypatch: pytest.
         aws_lambda({}, Invocation(60))
 
 
-def test_it_does_not_migrate(dsn: str) -> None:
+def test_it_does_not_migrate(dsn: str, embedded18: servers.Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLY_DATABASE_URL", embedded18.empty_database())
     with pytest.raises(SchemaMismatch):
         aws_lambda({}, Invocation(60))
 

@@ -4,20 +4,31 @@ Where they differ, the difference is theirs: Stripe and Adyen can be asked for o
 accepts first and decides later; at Wise a repeat is recognised by the transfer itself.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tallystick import app
 from tallystick.core.keys import hex64, uuid_form
-from tallystick.core.provider import Done, Forged
+from tallystick.core.provider import Forged, Movement
+from tallystick.core.secret import Secret
 from tallystick.core.settlement import Patience
+from tallystick.eventlog.port import Delivery
+from tallystick.flows.events import Events, Processed
+from tallystick.flows.saga import Saga
+from tallystick.flows.settlement_review import Reviews
 from tallystick.providers.port import Provider
+from tallystick.settings import ProviderSettings, Settings
+from tallystick.store import webhook as webhooks
 from tallystick.store.settlement import SettlementView
+from tallystick.web import api, server
+from tallystick.workers.events import EventsWorker
 from tests.acceptance.function import terminated
 from tests.ledgers import broken
 from tests.providers.worlds import HEX, WORLDS, Control, World, impatient
@@ -31,6 +42,19 @@ A_WHILE = timedelta(minutes=12)
 A_MONTH = timedelta(days=31)
 # Fewer than the failures in a row that open the breaker, and over within Wise's memory.
 PATIENCE = Patience(stuck_after=timedelta(minutes=5), budget=3)
+
+
+class Heard:
+    """Reviews that say whom they disputed."""
+
+    def __init__(self, reviews: Reviews) -> None:
+        self._reviews = reviews
+        self.disputed: list[str] = []
+
+    async def observe(self, provider: str, movement: Movement) -> str | None:
+        name = await self._reviews.observe(provider, movement)
+        self.disputed += [] if name is None else [name]
+        return name
 
 
 @dataclass
@@ -60,20 +84,22 @@ class Payer:
 
     async def told(self) -> list[str]:
         """Take what the provider's webhooks say, as often as it says it. The settlements that became disputed."""
-        disputed = []
         now = datetime.now(UTC)
+        deliveries = []
         for headers, body in self.hook.received:
             events = self.provider.receive(list(headers.items()), body, now=now)
             assert not isinstance(events, Forged), events
-            for event in events:
-                movement = event.movement
-                if movement is None and event.object_id:
-                    # Wise names no amount: it is asked.
-                    fetched = await self.provider.fetch("transfer", event.object_id)
-                    movement = fetched.movement if isinstance(fetched, Done) else None
-                name = None if movement is None else await self.shop.reviews.observe(self.world.name, movement)
-                disputed += [] if name is None else [name]
-        return disputed
+            deliveries.append(Delivery(self.world.name, events))
+        async with self.shop.database.writing() as connection:
+            await webhooks.append(connection, deliveries)
+        reviews = Heard(self.shop.reviews)
+        # Of payouts alone: nothing here is bought.
+        handlers = app.handlers(cast("Reviews", reviews), cast("Saga", None))
+        known = {self.world.name: self.provider}
+        worker = Events(self.shop.database, handlers, providers=known, lease=timedelta(minutes=5), by="tests")
+        while (done := await worker.run_once()).claimed:
+            assert done == Processed(claimed=done.claimed, ok=done.ok), done
+        return reviews.disputed
 
     def a_minute_later(self) -> None:
         """What is accepted is carried out, or not. Its clock stays: lists are asked for by our own time."""
@@ -406,4 +432,39 @@ async def test_paid_and_days_later_it_comes_back(payer: Payer, bounce: Bounce) -
     )
     assert written_off.is_replayed is False
     assert (await payer.shop.balances())["payable:EUR:amber"] == view.net_micros
+    await payer.nothing_is_wrong()
+
+
+@pytest.mark.parametrize("world", ["wise"], indirect=True)
+async def test_a_bounce_reaches_its_settlement_by_webhook_alone(payer: Payer, wise_key: tuple[str, str]) -> None:
+    """Over HTTP, through the receiver and the worker that ship: Wise names the transfer, and is asked for it."""
+    account = ProviderSettings(
+        api_key=Secret("wise"),
+        api_base=f"{payer.control.url}/wise",
+        webhook_secrets=(Secret(wise_key[1]),),
+        requests_per_second=None,
+        more={"profile_id": "1001"},
+    )
+    settings = Settings(database_url=payer.shop.dsn, provider="wise", providers={"wise": account})
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stopping = asyncio.Event()
+    async with app.running(settings) as service, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(
+            server.serve(api.build(service), "127.0.0.1", 0, on_listening=lambda _host, found: port.set_result(found))
+        )
+        tasks.create_task(EventsWorker(service.events).run(stopping))
+        endpoint = {"url": f"http://127.0.0.1:{await port}/webhooks/wise", "secrets": [wise_key[0]]}
+        payer.control.call("PUT", "endpoints/wise", endpoint)
+        bouncing = next(bounce.destination for bounce in BOUNCES if bounce.world == "wise")
+        view = await payer.create(destination=bouncing)
+        assert (await payer.shop.tick()).transferred == 1
+        await asyncio.to_thread(payer.control.advance, days=7)
+        async with asyncio.timeout(30):
+            while (await payer.shop.read(view.id)).status != "disputed":
+                await asyncio.sleep(0.05)
+        stopping.set()
+        serving.cancel()
+    now = await payer.shop.read(view.id)
+    assert now.reason == "returned_after_transferred"
+    assert payer.hook.received == [], "nobody else was told"
     await payer.nothing_is_wrong()

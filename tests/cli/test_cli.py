@@ -65,7 +65,8 @@ def test_an_unreachable_database_is_exit_3_without_the_password() -> None:
     assert "Traceback" not in shown.stderr
 
 
-def test_migrate_applies_once_and_prints_its_sql(dsn: str) -> None:
+def test_migrate_applies_once_and_prints_its_sql(embedded18: servers.Postgres) -> None:
+    dsn = embedded18.empty_database()
     printed = tally("migrate", "--sql", dsn=dsn)
     assert "CREATE TABLE tally.operation" in printed.stdout
     first, second = tally("migrate", dsn=dsn), tally("migrate", dsn=dsn)

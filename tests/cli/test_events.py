@@ -78,6 +78,24 @@ async def test_all_dead_letters_at_once(dsn: str) -> None:
     assert len(json.loads(tally("events", "retry", "--all", "--json", dsn=dsn).stdout)["retried"]) == 2
 
 
+async def test_an_event_is_explained_by_its_id_or_number(dsn: str) -> None:
+    number = await fetchval(dsn, "SELECT number FROM tally.webhook_events WHERE event_id = 'evt_1'")
+    told = tally("explain", "evt_1", dsn=dsn)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == tally("explain", str(number), dsn=dsn).stdout
+    summary = told.stdout.splitlines()[1]
+    assert "simulator told payment_intent.succeeded: DEAD_LETTER (it cannot be)" in summary
+    assert f"number {number}, claimed 1 times, failed 1 times" in summary
+    assert f"`tally events retry {number}`" in summary
+    assert "it concerns nothing of tenant default" in summary
+    assert f"charge pi_1 of 10.01 EUR is moved (succeeded), reference {1:064x}; its body of" in told.stdout
+    assert "happened, says simulator" in told.stdout
+    (found,) = json.loads(tally("explain", "evt_3", "--json", dsn=dsn).stdout)["found"]
+    assert (found["what"], found["id"]) == ("event", "evt_3")
+    assert [step["what"] for step in found["timeline"]][-1] == "due"
+    assert tally("explain", "evt_4", dsn=dsn).returncode == 1
+
+
 async def test_a_retry_of_nothing_is_wrong_usage(dsn: str) -> None:
     assert tally("events", "retry", dsn=dsn).returncode == 2
     assert tally("events", "retry", "--all", "evt_1", dsn=dsn).returncode == 2

@@ -179,8 +179,8 @@ async def test_up_has_the_workers_inside(payouts: Payouts, tmp_path: Path) -> No
     assert ended(everything)[0] == 0
 
 
-def test_a_database_without_the_schema_is_exit_2(payouts: Payouts) -> None:
-    shown = payouts.run("settle")
+def test_a_database_without_the_schema_is_exit_2(embedded18: servers.Postgres) -> None:
+    shown = tally("settle", dsn=embedded18.empty_database())
     assert shown.returncode == 2
     assert "tally migrate" in shown.stderr
 

@@ -31,10 +31,21 @@ async def test_a_sweep_prints_what_it_gave_back(dsn: str) -> None:
             ["cancelled", "2"],
             ["released", "4"],
             ["refused", "0"],
+            ["completed", "0"],
+            ["waiting", "0"],
+            ["failed", "0"],
+            ["filled", "0"],
         ]
         assert "run it again" in some.stderr
         rest = tally("sweep", "--json", dsn=dsn, **NO_GRACE)
-        assert json.loads(rest.stdout) == {"cancelled": 1, "released": 2, "refused": 0, "is_complete": True}
+        assert json.loads(rest.stdout) == {
+            "cancelled": 1,
+            "released": 2,
+            "refused": 0,
+            "is_complete": True,
+            "refunds": {"claimed": 0, "completed": 0, "failed": 0, "waiting": 0, "sent": 0},
+            "filled": 0,
+        }
         assert rest.stderr == ""
         assert await shop.figures() == (0, 0, 10)
     verified = tally("verify", dsn=dsn)

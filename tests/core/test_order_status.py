@@ -9,6 +9,7 @@ import pytest
 from tallystick.core.order import Status
 from tallystick.core.order_status import OrderStatus, is_answer, may_be_kept, order_status, waiting_fault
 from tallystick.core.payment import PaymentView
+from tallystick.core.refund import RefundView
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -18,7 +19,7 @@ def payment(status: Any = "COMPLETED", **other: Any) -> PaymentView:
 
 
 def told(status: Status = "PENDING", paid: PaymentView | None = None, at: datetime = AT) -> OrderStatus:
-    return order_status(id_="or_1", status=status, payment=paid, changed_at=at)
+    return order_status(id_="or_1", status=status, payment=paid, refund=None, changed_at=at)
 
 
 def test_a_version_is_another_whenever_anything_else_is() -> None:
@@ -76,3 +77,26 @@ def test_what_is_no_version_is_refused(after: str) -> None:
 def test_any_other_is_taken(seconds: float) -> None:
     assert waiting_fault(seconds, None, longest_seconds=30) is None
     assert waiting_fault(seconds, told().version, longest_seconds=30) is None
+
+
+def test_a_refund_is_another_version_and_one_that_failed_is_not_kept() -> None:
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+
+    def told(status: Any) -> OrderStatus:
+        refund = None
+        if status is not None:
+            refund = RefundView(
+                status=status,
+                payment_intent_id="pi_1",
+                refund_id=None,
+                amount_micros=1,
+                currency="EUR",
+                reason="late",
+                created_at=at,
+                completed_at=None,
+            )
+        return order_status(id_="or_1", status="CANCELLED_BY_SWEEPER", payment=None, refund=refund, changed_at=at)
+
+    stands = {status: told(status) for status in (None, "PENDING", "COMPLETED", "FAILED")}
+    assert len({one.version for one in stands.values()}) == len(stands)
+    assert [may_be_kept(one) for one in stands.values()] == [True, True, True, False]

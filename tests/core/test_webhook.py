@@ -4,7 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.webhook import Compensated, End, Failed, Ok, Postponed, end, kept_key, kept_type
+from tallystick.core.provider import Answer, Busy, Done, Movement, Unknown
+from tallystick.core.webhook import (
+    Compensated,
+    End,
+    Ended,
+    Failed,
+    Ok,
+    Postponed,
+    after_fetch,
+    end,
+    kept_key,
+    kept_object,
+    kept_type,
+)
 
 HOW = {"most_tries": 8, "first_pause_seconds": 1.0, "longest_pause_seconds": 3_600.0}
 
@@ -13,6 +26,7 @@ HOW = {"most_tries": 8, "first_pause_seconds": 1.0, "longest_pause_seconds": 3_6
     ("outcome", "tries", "expected"),
     [
         (Ok(), 3, End("PROCESSED_OK", 3)),
+        (Ok("not there"), 3, End("PROCESSED_OK", 3, "not there")),
         (Compensated(), 0, End("PROCESSED_COMPENSATED", 0)),
         (Failed("x"), 0, End("UNPROCESSED", 1, "x", 1.0)),
         (Failed("x"), 3, End("UNPROCESSED", 4, "x", 8.0)),
@@ -62,3 +76,46 @@ def test_what_cannot_be_stored_as_text_is_left_out_of_a_reason() -> None:
 def test_a_type_is_cut_to_a_label() -> None:
     assert kept_type("payment_intent.succeeded") == "payment_intent.succeeded"
     assert len(kept_type("x" * 9_999)) == 200
+
+
+SHOWN = Movement(
+    provider="wise",
+    purpose="transfer",
+    id="7",
+    amount_micros=1,
+    currency="EUR",
+    state="returned",
+    status="bounced_back",
+)
+
+
+def _unknown(code: str) -> Unknown:
+    return Unknown(code=code, message="said")
+
+
+@pytest.mark.parametrize(
+    ("answer", "becomes"),
+    [
+        (Done(movement=SHOWN), SHOWN),
+        (_unknown("status_404"), Ok("status_404: said")),
+        (_unknown("id_invalid"), Ok("id_invalid: said")),
+        (_unknown("no_lookup"), Ok("no_lookup: said")),
+        (_unknown("status_403"), Failed("status_403: said")),
+        (_unknown("answer_unreadable"), Failed("answer_unreadable: said")),
+        (_unknown("unanswered"), Postponed("unanswered: said", 5.0)),
+        (_unknown("status_503"), Postponed("status_503: said", 5.0)),
+        (_unknown("status_401"), Postponed("status_401: said", 5.0)),
+        (_unknown("status_429"), Postponed("status_429: said", 5.0)),
+        (Busy(code="open", message="said", after_seconds=1.0), Postponed("open: said", 5.0)),
+    ],
+)
+def test_what_becomes_of_an_event_that_only_names_its_movement(answer: Answer, becomes: Movement | Ended) -> None:
+    """An outage must not lose news of money, and what is nobody's must not be asked for for ever."""
+    assert after_fetch(answer, outage_seconds=5.0) == becomes
+
+
+@pytest.mark.parametrize(
+    ("object_id", "kept"), [("7", "7"), ("", None), ("a\0b", None), ("x" * 501, None), ("é" * 251, None)]
+)
+def test_an_object_is_kept_only_under_an_id_that_can_be_asked_for(object_id: str, kept: str | None) -> None:
+    assert kept_object(object_id) == kept

@@ -194,7 +194,8 @@ async def test_a_memo_that_cannot_be_stored_is_dropped_not_kept(dsn: str) -> Non
     assert await broken(dsn) == {}
 
 
-async def test_verify_changes_nothing(dsn: str) -> None:
+async def test_verify_changes_nothing(embedded18: servers.Postgres) -> None:
+    dsn = embedded18.empty_database()
     with pytest.raises(SchemaMismatch, match="tally migrate"):
         await require_current(dsn)
     assert await fetchval(dsn, "SELECT count(*) FROM pg_namespace WHERE nspname = 'tally'") == 0

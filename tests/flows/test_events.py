@@ -6,17 +6,22 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from tallystick.core.currencies import Purpose
+from tallystick.core.provider import Answer, Done, Movement, Unknown
 from tallystick.core.webhook import Compensated, Failed, Ok, Outcome, Postponed, Recorded, end
 from tallystick.errors import InvariantBroken, Unreachable
+from tallystick.eventlog.port import Delivery
 from tallystick.flows.events import Backfill, Events, Processed, SettlementNews
 from tallystick.settings import LIMITS, Limits
+from tallystick.store import tenant as tenants
 from tallystick.store import webhook as store
+from tallystick.store.explain_webhook import explain_events
 from tallystick.store.webhook import Claimed
-from tests import servers
+from tests import servers, webhooks
 from tests.ledgers import broken, fetchval
 from tests.providers.worlds import Control
 from tests.settlements import Shop, pass_time, shop
@@ -309,6 +314,153 @@ async def test_late_news_of_a_payout_reaches_its_settlement(till: Shop) -> None:
     await append(till, 2, **_reversed(paid, paid.amount_micros // 10_000))
     assert await news.run_once() == Processed(claimed=1, ok=1)
     assert [event.what for event in await till.history(paid)].count("came_back") == 1
+
+
+class Books:
+    """A provider whose webhooks only name a transfer. What it answers when asked for one, and how often it was."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        self.asked.append((purpose, provider_id))
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+def naming(till: Shop, books: Books, handler: Any = None, **limits: Any) -> Events:
+    handlers: dict[Purpose, Any] = {} if handler is None else {"transfer": handler}
+    known: Any = {"wise": books}
+    return Events(till.database, handlers, providers=known, lease=LEASE, by="one", limits=replace(LIMITS, **limits))
+
+
+async def append_named(till: Shop, *numbers: int, object_id: str = "49983981") -> None:
+    """Events as Wise tells them."""
+    told = [
+        msgspec.structs.replace(
+            webhooks.event(number, **OTHER), provider="wise", object_id=object_id, object_purpose="transfer"
+        )
+        for number in numbers
+    ]
+    async with till.database.writing() as connection:
+        await store.append(connection, [Delivery("wise", tuple(told))])
+
+
+BOUNCED = Movement(
+    provider="wise",
+    purpose="transfer",
+    id="49983981",
+    amount_micros=12_340_000,
+    currency="EUR",
+    state="returned",
+    status="bounced_back",
+    reference="r",
+)
+
+
+async def test_what_an_event_only_names_is_fetched_once_and_handed_on(till: Shop) -> None:
+    seen: list[Movement | None] = []
+
+    def see(event: Claimed) -> Outcome:
+        seen.append(event.movement)
+        return Ok()
+
+    books = Books(Done(movement=BOUNCED))
+    await append_named(till, 1, 2, 3)
+    assert await naming(till, books, Told(see)).run_once() == Processed(claimed=3, ok=3)
+    assert seen == [BOUNCED] * 3
+    assert books.asked == [("transfer", "49983981")], "three changes of one transfer are one question"
+
+
+async def test_while_the_provider_is_away_named_news_wait_and_told_ones_do_not(till: Shop) -> None:
+    down = Unknown(code="unanswered", message="no route to host")
+    books = Books(down, down, Done(movement=BOUNCED))
+    handler = Told()
+    one = naming(till, books, handler, event_tries=1)
+    await append_named(till, 1)
+    await append(till, 2)
+    assert await one.run_once() == Processed(claimed=2, ok=1, postponed=1)
+    assert (await row(till))["reason"] == "unanswered: no route to host"
+    await pass_time(till.dsn, timedelta(minutes=10))
+    assert await one.run_once() == Processed(claimed=1, postponed=1)
+    await pass_time(till.dsn, timedelta(minutes=10))
+    assert await one.run_once() == Processed(claimed=1, ok=1)
+    assert handler.batches == [["evt_1"]]
+    assert (await row(till))["tries"] == 0
+
+
+async def test_what_the_provider_does_not_have_is_done_and_says_why(till: Shop) -> None:
+    handler = Told()
+    await append_named(till, 1)
+    one = naming(till, Books(Unknown(code="status_404", message="Wise answered 404.")), handler)
+    assert await one.run_once() == Processed(claimed=1, ok=1)
+    found = await row(till)
+    assert (found["status"], found["reason"]) == ("PROCESSED_OK", "status_404: Wise answered 404.")
+    assert handler.batches == []
+
+
+async def test_what_is_not_shown_to_us_ends_as_a_dead_letter(till: Shop) -> None:
+    """One key signs for all of Wise's customers: an event may name what we may not see, and must not live for ever."""
+    one = naming(till, Books(Unknown(code="status_403", message="no")), Told(), event_tries=2)
+    await append_named(till, 1)
+    assert await one.run_once() == Processed(claimed=1, failed=1)
+    await pass_time(till.dsn, timedelta(hours=2))
+    assert await one.run_once() == Processed(claimed=1, dead=1)
+
+
+async def test_a_provider_that_hangs_when_asked_postpones_the_event(till: Shop) -> None:
+    class Hanging(Books):
+        async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+            await asyncio.Event().wait()
+            return await super().fetch(purpose, provider_id)
+
+    await append_named(till, 1)
+    await append_named(till, 2, object_id="2")
+    one = naming(till, Hanging(), Told(), event_handling_seconds=0.2)
+    assert await one.run_once() == Processed(claimed=2, postponed=2)
+
+
+async def test_nobody_is_asked_for_what_nobody_handles_nor_for_a_provider_that_is_gone(till: Shop) -> None:
+    books = Books(Done(movement=BOUNCED))
+    await append_named(till, 1)
+    assert await naming(till, books).run_once() == Processed(claimed=1, ok=1)
+    await append_named(till, 2)
+    gone = Events(till.database, {"transfer": Told()}, lease=LEASE, by="one")
+    assert await gone.run_once() == Processed(claimed=1, postponed=1)
+    assert books.asked == []
+
+
+async def test_an_explained_event_names_what_it_concerned_and_only_of_that_tenant(till: Shop) -> None:
+    """By our reference before the provider's id is known, by that id afterwards; of another tenant's nothing."""
+    made = await till.create("a")
+    await append(till, 1, **_reversed(msgspec.structs.replace(made, transfer_id="tr_not_recorded"), 1_000))
+    await till.tick()
+    paid = await till.read(made.id)
+    await append(till, 2, **_reversed(paid, paid.amount_micros // 10_000))
+    for name in ("evt_1", "evt_2"):
+        (told,) = await explain_events(till.database, till.tenant, name)
+        assert f"it concerns settlement {made.id}: " in told.summary, name
+    other = await tenants.ensure_tenant(till.database, "other")
+    (told,) = await explain_events(till.database, other, "evt_2")
+    assert told.summary.endswith("it concerns nothing of tenant other")
+    assert made.id not in str(told)
+
+
+async def test_an_explained_event_says_what_is_left_of_its_evidence(till: Shop) -> None:
+    await append_named(till, 1)
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "it names transfer 49983981, which is fetched from wise; its body of" in str(told)
+    await naming(till, Books(Unknown(code="unanswered", message="down")), Told()).run_once()
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "UNPROCESSED (unanswered: down), number " in told.summary
+    assert told.timeline[-1].what == "due again: unanswered: down"
+    async with till.database.owning() as connection:
+        await connection.execute("INSERT INTO tally.webhook_body_detached SELECT (now() AT TIME ZONE 'UTC')::date")
+        name = await connection.fetchval("SELECT tableoid::regclass::text FROM tally.webhook_body")
+        await connection.execute(f"ALTER TABLE tally.webhook_body DETACH PARTITION {name}")
+    (told,) = await explain_events(till.database, till.tenant, "evt_1")
+    assert "its body went with the day it came" in str(told)
+    assert await explain_events(till.database, till.tenant, "evt_9") == []
 
 
 async def test_webhooks_that_never_came_are_read_from_the_provider_s_list(till: Shop) -> None:

@@ -18,7 +18,9 @@ FAILED = PaymentView(status="FAILED", payment_intent_id=None, attempts=1, reason
 
 
 def seen(status: Status = "PENDING", payment: PaymentView | None = None) -> OrderStatus:
-    return order_status(id_="or_1", status=status, payment=payment, changed_at=datetime(2026, 1, 31, tzinfo=UTC))
+    return order_status(
+        id_="or_1", status=status, payment=payment, refund=None, changed_at=datetime(2026, 1, 31, tzinfo=UTC)
+    )
 
 
 def trusted(*, most: int = 10) -> Cache:

@@ -14,7 +14,21 @@ from tallystick.store import order as orders_store
 from tallystick.store.order import OrderView
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, GRACE, LONG, NONE, Store, code, emptied, expired, store, sweeping, waits, wish
+from tests.orders import (
+    A_MOMENT,
+    GRACE,
+    LONG,
+    NONE,
+    Store,
+    code,
+    emptied,
+    expired,
+    receive,
+    store,
+    sweeping,
+    waits,
+    wish,
+)
 from tests.settlements import superuser
 
 
@@ -146,6 +160,7 @@ async def test_a_payment_that_meets_the_sweeper_either_has_it_or_moves_nothing(d
         await shop.put(10)
         late, early = await shop.made("late"), await shop.made("early", wish(quantity=2))
         await expired(dsn)
+        await receive(dsn, "quantity = 2")
         payer = await asyncpg.connect(dsn)
         try:
             async with payer.transaction():

@@ -14,8 +14,8 @@ from tests.ledgers import fetchval
 
 @pytest.fixture(params=["embedded18", "postgres15"])
 def dsn(request: pytest.FixtureRequest) -> str:
-    server: servers.Server = request.getfixturevalue(request.param)
-    return server.fresh_database()
+    server: servers.Postgres = request.getfixturevalue(request.param)
+    return server.empty_database()
 
 
 async def test_a_second_run_applies_nothing(dsn: str) -> None:

@@ -15,7 +15,7 @@ from tallystick.core.order import claim_of, recorded
 from tallystick.store import order as orders_store
 from tests import servers
 from tests.ledgers import broken
-from tests.orders import A_MOMENT, NONE, Store, emptied, expired, store, wish
+from tests.orders import A_MOMENT, NONE, Store, emptied, expired, receive, store, wish
 from tests.settlements import superuser
 
 VERIFY = queries.load("tallystick.store", "verify.sql")["orders"]
@@ -167,6 +167,8 @@ async def test_what_an_order_is_never_changes(shop: Store, owner: asyncpg.Connec
 @pytest.mark.parametrize("end", ["PAID", "CANCELLED"])
 async def test_a_step_is_taken_once_and_never_back(shop: Store, owner: asyncpg.Connection, end: str) -> None:
     await shop.made("k")
+    if end == "PAID":
+        await receive(shop.dsn)
     await owner.execute("UPDATE tally.orders SET status = $1", end)
     after = await shop.figures()
     assert after == ((0, 1, 9) if end == "PAID" else (0, 0, 10))
@@ -206,7 +208,8 @@ async def test_every_step_is_in_the_journal_and_in_the_outbox(shop: Store, owner
         told = [json.loads(row["body"]) for row in rows]
         assert [f"or_{UUID(one['order']).hex}" for one in told] == [first.id, second.id]
         assert [(one["was"], one["quantity"], one["amount_micros"]) for one in told] == [("PENDING", 1, 25_000_000)] * 2
-    assert await owner.fetchval("SELECT count(*) FROM tally.outbox WHERE topic = 'operation.committed'") == 2
+    # Two reservations, and the posting of the payment.
+    assert await owner.fetchval("SELECT count(*) FROM tally.outbox WHERE topic = 'operation.committed'") == 3
     stocks = await owner.fetch("SELECT body FROM tally.journal WHERE subject = 'sku.stock' ORDER BY number")
     assert [json.loads(row["body"])["stock"] for row in stocks] == [10, 20]
     assert await broken(shop.dsn) == {}

@@ -226,6 +226,17 @@ async def test_a_payment_is_given_back_once(shop: Checkout, owner: asyncpg.Conne
         )
         return row(shop, order, type="REFUND", attempt=generation, key=key, payment=payment)
 
+    # Neither a receipt that is to be given back, nor an intent: nothing is logged without them.
+    await refused(owner, "TS005", INSERT, *refund(0))
+    receipt = (
+        "INSERT INTO tally.payment_receipt (tenant_id, order_id, provider, payment_intent_id, charge_key,"
+        " amount_micros, currency, fate, reason, event_number, received_at)"
+        " VALUES ($1, $2, 'stripe', $3, $4, 25000000, 'EUR', 'REFUND', 'late', 1, now())"
+    )
+    await owner.execute(receipt, shop.tenant.number, order_id(order.id), payment, key_of(shop, order))
+    await refused(owner, "TS004", INSERT, *refund(0))
+    for generation in (0, 1):
+        await intend(owner, shop, refund(generation)[1])
     await owner.execute(INSERT, *refund(0))
     await refused(owner, "23505", INSERT, *refund(0))
     await refused(owner, "23505", INSERT, *refund(1))

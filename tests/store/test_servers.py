@@ -4,7 +4,11 @@ import asyncmy
 import asyncpg
 import pytest
 
+from tallystick.store.migrate import migrate
+from tests.ledgers import fetchval
 from tests.servers import Server
+
+IS_HERE = "SELECT w.system = h.system AND w.database = h.database FROM tally.whereabouts w, tally.here() AS h"
 
 
 @pytest.fixture(params=["embedded18", "postgres15"])
@@ -31,6 +35,13 @@ async def _is_cut(connection: asyncpg.Connection) -> bool:
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
         return True
     return False
+
+
+async def test_a_fresh_database_is_migrated_and_nobody_s_backup(postgres: Server) -> None:
+    """It is a copy of another one; taken for a restored backup, it would send nothing."""
+    dsn = postgres.fresh_database()
+    assert await migrate(dsn) == []
+    assert await fetchval(dsn, IS_HERE)
 
 
 async def test_fresh_databases_are_apart_and_made_for_a_role_that_is_no_superuser(postgres: Server) -> None:

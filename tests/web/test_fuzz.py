@@ -35,6 +35,7 @@ CALLS = (
     "read_operation",
     "reserve_order",
     "read_order",
+    "read_order_status",
     "cancel_order",
     "pay_order",
     "put_sku",
@@ -59,6 +60,7 @@ CALLS = (
     "metrics",
     "openapi",
     "docs",
+    "receive_webhook",
 )
 BATCHES = ("submit_batch", "create_settlements")
 

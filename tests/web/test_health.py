@@ -91,6 +91,8 @@ def test_a_database_that_is_away_is_told_and_comes_back(impatient: sites.Site, s
     with impatient.client() as client:
         assert client.get("/readyz").status_code == 200
         client.get("/v1/accounts")
+        for name in ("held", "free"):
+            client.put(f"/v1/accounts/{name}", json={"currency": "USD", "floor_micros": None})
         server.stop(immediate=True)
         try:
             assert client.get("/livez").status_code == 200

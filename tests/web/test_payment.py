@@ -13,7 +13,7 @@ import pytest
 from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.web import examples
 from tests import servers
-from tests.orders import execute
+from tests.orders import receive
 from tests.payments import age, charged
 from tests.providers.worlds import Control
 from tests.web import site as sites
@@ -93,6 +93,9 @@ def test_fifty_clicks_over_fifty_connections(till: sites.Site, order: dict[str, 
     def click(_number: int) -> bytes:
         with till.client() as client:
             answer = pay(client, order)
+            while answer.status_code == 202:
+                # Nobody could tell him in time; asked again, it is the same payment.
+                answer = pay(client, order)
             assert answer.status_code == 201, answer.text
             return answer.content
 
@@ -150,8 +153,7 @@ def test_what_cannot_be_paid_is_refused_by_its_code(
         assert told(buyer.post(f"/v1/orders/{one['id']}/pay", json=body)) == (400, code)
     assert told(pay(buyer, one, key="a b")) == (400, "idempotency_key_invalid")
     assert told(pay(buyer, one, payment_method="no such method\x00")) == (409, "payment_not_possible")
-    paid = "UPDATE tally.orders SET status = 'PAID', changed_at = clock_timestamp() WHERE id = $1"
-    asyncio.run(execute(dsn, paid, three["id"].removeprefix("or_")))
+    asyncio.run(receive(dsn, "id = $1", three["id"].removeprefix("or_"), pays=True))
     assert told(pay(buyer, three)) == (409, "order_paid")
     assert charged(control) == []
 

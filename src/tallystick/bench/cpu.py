@@ -1,4 +1,4 @@
-"""Processor time of processes: where others work too, what a thing costs is steadier than how fast it went."""
+"""Processor time of processes: on a machine that others use too, what a thing costs is steadier than its speed."""
 
 import os
 import resource

@@ -1,6 +1,6 @@
 """`tally bench saga`: stored events to PAID orders, and late payments to completed refunds.
 
-    paid          events of charged orders, each to PAID: receipt, order, stock, ledger, journal, outbox, its own end
+    paid          events of charged orders, each to PAID: receipt, order, stock, ledger, journal, outbox, its end
     baseline      the same functions, tables and rules, one event per transaction, 16 connections
     compensated   events of orders that the sweeper has cancelled: refund intent, refund over HTTP to the simulator,
                   COMPLETED and PROCESSED_COMPENSATED in one commit

@@ -11,8 +11,6 @@ from tallystick import settings as configuration
 from tallystick.cli.person import system_user
 from tallystick.cli.running import run
 from tallystick.core.money import format_amount
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS, Settings
 from tallystick.store import saga
 from tallystick.store.saga import BreakView
@@ -76,12 +74,7 @@ async def _list(settings: Settings, is_all: bool, limit: int) -> list[BreakView]
 
 async def _resolve(settings: Settings, number: int, resolution: str) -> bool:
     async with app.running(settings, migrating=False) as service:
-        try:
-            return await saga.resolve_break(service.database, number, resolution=resolution, by=system_user())
-        except Contended as contended:
-            raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+        return await saga.resolve_break(service.database, number, resolution=resolution, by=system_user())
 
 
 def _line(one: BreakView) -> str:

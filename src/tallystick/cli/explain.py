@@ -11,6 +11,7 @@ from tallystick.cli.running import run
 from tallystick.errors import Misconfigured
 from tallystick.store.explain import Explanation
 from tallystick.store.explain import explain as find
+from tallystick.store.explain_webhook import explain_events
 
 
 @click.command()
@@ -21,8 +22,9 @@ def explain(key_or_id: str, tenant: str, as_json: bool) -> None:  # noqa: FBT001
     """Show everything known of a key or an id, as a timeline.
 
     An idempotency key, a transaction (tx_...), an account, an order (or_...), a settlement (st_...), a provider key (64
-    hexadecimal digits), or the id that a provider gave to a transfer. Every attempt is shown with what was answered and
-    the provider's id of the request; every question with its evidence; every decision with who made it and why.
+    hexadecimal digits), the id that a provider gave to a transfer, or a webhook event (its number, or the provider's
+    id). Every attempt is shown with what was answered and the provider's id of the request; every question with its
+    evidence; every decision with who made it and why; of an event what it told, how it stands, and what it concerned.
 
     Changes nothing. Exit status 1 when nothing is known.
     """
@@ -54,4 +56,6 @@ async def _explain(tenant: str, name: str) -> list[Explanation]:
         if owner is None:
             message = f"There is no tenant {tenant!r}."
             raise Misconfigured(message)
-        return await find(service.database, owner, name)
+        # Only here, for whoever has the database: to a tenant's own callers an event is not shown.
+        events = await explain_events(service.database, owner, name)
+        return [*await find(service.database, owner, name), *events]

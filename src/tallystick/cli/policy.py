@@ -17,9 +17,7 @@ from tallystick.core.money import MICROS_PER_MAJOR, NotRepresentable, format_amo
 from tallystick.core.saga import Policy as CheckoutPolicy
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_terms import Policy
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, Misconfigured, OutcomeUnknown, Unreachable
-from tallystick.settings import LIMITS
+from tallystick.errors import Misconfigured
 from tallystick.store import saga, settlement
 from tallystick.store.saga import PolicyView as CheckoutPolicyView
 from tallystick.store.settlement import PolicyView
@@ -109,12 +107,7 @@ async def _checkout(tenant: str, late: Late | None, other_amount: OtherAmount | 
         wanted = msgspec.convert(
             {"late": late or stands.late, "other_amount": other_amount or stands.other_amount}, CheckoutPolicy
         )
-        try:
-            return await saga.put_policy(service.database, owner, wanted, by=system_user())
-        except Contended as contended:
-            raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+        return await saga.put_policy(service.database, owner, wanted, by=system_user())
 
 
 def _ppm(percent: str) -> int:

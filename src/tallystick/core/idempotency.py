@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
 from tallystick.core.audit import step_digest
+from tallystick.core.keys import MAX_IDEMPOTENCY_KEY_CHARACTERS, idempotency_key_fault
 from tallystick.core.ledger import Book, post
 from tallystick.core.operation import (
     Kind,
@@ -90,6 +92,25 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def digest(self) -> bytes:
         """What the journal keeps of it. PostgreSQL computes the same from the same bytes."""
         return step_digest(self.claim.tenant.name, "operation", self.claim.request, self.body)
+
+
+_KEY_FAULTS: Final = {
+    "idempotency_key_missing": (
+        "There is no idempotency key.",
+        "Send one; repeat it when you repeat the request.",
+    ),
+    "idempotency_key_invalid": ("The idempotency key is not plain text.", "Use visible ASCII characters."),
+    "idempotency_key_too_long": (
+        "The idempotency key is too long.",
+        f"Use at most {MAX_IDEMPOTENCY_KEY_CHARACTERS} characters.",
+    ),
+}
+
+
+def key_refusal(key: object) -> Rejected | None:
+    """Why nothing can be claimed under this key."""
+    fault = idempotency_key_fault(key)
+    return None if fault is None else Rejected(fault, *_KEY_FAULTS[fault])
 
 
 @dataclass(frozen=True, slots=True)

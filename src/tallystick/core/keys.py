@@ -10,6 +10,7 @@ versioned: a key must come out the same on another host and in a later release, 
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -57,6 +58,15 @@ def uuid_form(key: bytes) -> str:
     return str(UUID(bytes=_checked(key)[:16], version=4))
 
 
+# By the name that a provider's facts give its form.
+FORMS: Final[Mapping[str, Callable[[bytes], str]]] = {"hex64": hex64, "square45": square45, "uuid": uuid_form}
+
+
+def forms_of(key: bytes) -> tuple[str, ...]:
+    """Every way in which some provider may have written the key."""
+    return tuple(form(key) for form in FORMS.values())
+
+
 # How many bytes of a key come through whole in each form, by the form's length: hexadecimal, a UUID without its
 # hyphens (version and variant bits are its own), Square's key, and the part of it that a Square payment holds.
 _HEX_CHARACTERS: Final = 64
@@ -84,8 +94,7 @@ def reference_bounds(reference: str) -> tuple[bytes, bytes] | None:
 
 def is_reference(key: bytes, reference: str) -> bool:
     """Whether a provider wrote this very key as `reference`."""
-    square = square45(key)
-    return reference in (hex64(key), uuid_form(key), square, square[:_SQUARE_PAYMENT_CHARACTERS])
+    return reference in forms_of(key) or reference == square45(key)[:_SQUARE_PAYMENT_CHARACTERS]
 
 
 def settlement_key(

@@ -17,6 +17,7 @@ import msgspec
 from tallystick.core.order import Status
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import PaymentView
+from tallystick.core.refund import RefundView
 
 # 64 bits: it tells apart the few states of one order, and is no secret.
 _VERSION_LENGTH: Final = 16
@@ -26,20 +27,22 @@ VERSION_PATTERN: Final = f"[0-9a-f]{{{_VERSION_LENGTH}}}"
 class OrderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How an order stands. `version` is another whenever anything else of this is.
 
-    `changed_at` is when the order's own status last changed. `refund` is null: no order is given back yet.
+    `changed_at` is when the order's own status last changed. `refund` is there once
+    money that did not fit is given back.
     """
 
     id: str
     status: Status
     payment: PaymentView | None
-    refund: None
+    refund: RefundView | None
     changed_at: datetime
     version: str
 
 
-def order_status(*, id_: str, status: Status, payment: PaymentView | None, changed_at: datetime) -> OrderStatus:
-    """What is told of an order that stands like this. A refund, once there are any, comes in here and nowhere else."""
-    refund = None
+def order_status(
+    *, id_: str, status: Status, payment: PaymentView | None, refund: RefundView | None, changed_at: datetime
+) -> OrderStatus:
+    """What is told of an order that stands like this."""
     told = msgspec.json.encode((id_, status, payment, refund, changed_at))
     version = hashlib.sha256(told).hexdigest()[:_VERSION_LENGTH]
     return OrderStatus(id=id_, status=status, payment=payment, refund=refund, changed_at=changed_at, version=version)
@@ -55,7 +58,7 @@ def may_be_kept(found: OrderStatus) -> bool:
 
     Never that something failed: a buyer who hears that a moment too long leaves, while his next attempt comes in.
     """
-    return found.payment is None or found.payment.status != "FAILED"
+    return "FAILED" not in (found.payment and found.payment.status, found.refund and found.refund.status)
 
 
 def waiting_fault(seconds: float, after: str | None, *, longest_seconds: float) -> Rejected | None:

@@ -248,7 +248,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing a provider told us of, from a webhook's item or from its list of events.
 
     `dedup_key` is equal for two deliveries of one event; `change_key` also for two events about one change.
-    `movement` is None where the event says nothing about money we know of. `body` is the item as it came.
+    `movement` is None where the event says nothing about money we know of. `object_purpose`: it names a movement of
+    this purpose by `object_id`, without saying what became of it, so it must be fetched. `body` is the item as it came.
     """
 
     provider: str
@@ -259,6 +260,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: datetime | None
     movement: Movement | None
     body: bytes
+    object_purpose: Purpose | None = None
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):

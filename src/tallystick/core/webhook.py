@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from tallystick.core.provider import Answer, Busy, Done, Movement, Refused, Unknown
+
 Status = Literal["UNPROCESSED", "IN_PROCESSING", "PROCESSED_OK", "PROCESSED_COMPENSATED", "DEAD_LETTER"]
 STATUSES: Final[tuple[Status, ...]] = (
     "UNPROCESSED",
@@ -25,10 +27,16 @@ STATUSES: Final[tuple[Status, ...]] = (
 _MOST_KEY_BYTES: Final = 500
 _MOST_TYPE_CHARACTERS: Final = 200
 _MOST_REASON_CHARACTERS: Final = 1_000
+# What a provider says when asked for one object, as the adapters word it.
+_ITS_OWN: Final = ("status_4", "answer_unreadable", "answer_differs")
+_ASK_LATER: Final = frozenset({"status_401", "status_408", "status_425", "status_429"})
+_NEVER_THERE: Final = frozenset({"status_404", "status_410", "id_invalid", "no_lookup", "cannot_push_money"})
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """Done with it; nothing more to do."""
+    """Done with it; nothing more to do. `reason`: why nothing was done, where somebody may wonder."""
+
+    reason: str = ""
 
 
 class Compensated(msgspec.Struct, frozen=True):
@@ -52,7 +60,9 @@ class Postponed(msgspec.Struct, frozen=True):
     after_seconds: float
 
 
-Outcome = Ok | Compensated | Recorded | Failed | Postponed
+# What the flow writes on the row; and what it must not write again.
+Ended = Ok | Compensated | Failed | Postponed
+Outcome = Ended | Recorded
 
 
 class End(msgspec.Struct, frozen=True):
@@ -65,7 +75,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 def end(
-    outcome: Ok | Compensated | Failed | Postponed,
+    outcome: Ended,
     *,
     tries: int,
     most_tries: int,
@@ -74,8 +84,8 @@ def end(
 ) -> End:
     """How the row stands after an outcome. `tries` are the failures before it."""
     match outcome:
-        case Ok():
-            return End("PROCESSED_OK", tries)
+        case Ok(reason=reason):
+            return End("PROCESSED_OK", tries, _short(reason) or None)
         case Compensated():
             return End("PROCESSED_COMPENSATED", tries)
         case Postponed(reason=reason, after_seconds=after_seconds):
@@ -86,6 +96,28 @@ def end(
             # Doubled each time: what passes by itself passes soon, and what does not must not be tried all day.
             pause = min(first_pause_seconds * (1 << min(tries, 30)), longest_pause_seconds)
             return End("UNPROCESSED", tries + 1, _short(reason), pause)
+
+
+def after_fetch(answer: Answer, *, outage_seconds: float) -> Movement | Ended:
+    """The movement that an event only named, or what becomes of the event without it."""
+    match answer:
+        case Done(movement=movement):
+            return movement
+        case Unknown(code=code) if code in _NEVER_THERE:
+            # The provider says so itself, or no such thing can be asked for: to ask again would change nothing.
+            return Ok(f"{code}: {answer.message}")
+        case Unknown(code=code) if code.startswith(_ITS_OWN) and code not in _ASK_LATER:
+            # Not shown to us, or not to be read: somebody else's, perhaps. Without an end it would be asked for ever.
+            return Failed(f"{code}: {answer.message}")
+        case Refused() | Busy() | Unknown():
+            # No answer, an error of the provider's, credentials that it does not take: none of it the event's fault.
+            return Postponed(f"{answer.code}: {answer.message}", outage_seconds)
+
+
+def kept_object(object_id: str) -> str | None:
+    """What an event names, as far as it can be kept and asked for; None: nothing."""
+    is_kept = object_id != "" and object_id.isprintable() and len(object_id.encode()) <= _MOST_KEY_BYTES
+    return object_id if is_kept else None
 
 
 def kept_key(dedup_key: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Self
 
-from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, replay
-from tallystick.core.keys import idempotency_key_fault, operation_id
+from tallystick.core.idempotency import Answer, Claim, Fault, Known, Tenant, key_refusal, replay
+from tallystick.core.keys import operation_id
 from tallystick.core.operation import Kinds, Operation
 from tallystick.core.outcome import Committed, Duplicate, Outcome, Rejected
 from tallystick.engine.batch import LedgerWork
@@ -18,15 +18,6 @@ from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import LedgerStore
 from tallystick.errors import Faulted, InFlight, TallystickError
 from tallystick.settings import LIMITS, Limits
-
-_KEY_FAULTS = {
-    "idempotency_key_missing": (
-        "There is no idempotency key.",
-        "Send one; repeat it when you repeat the request.",
-    ),
-    "idempotency_key_invalid": ("The idempotency key is not plain text.", "Use visible ASCII characters."),
-    "idempotency_key_too_long": ("The idempotency key is too long.", "Use at most 255 characters."),
-}
 
 
 class _Leader:
@@ -119,9 +110,9 @@ class Engine:
 
     def claim(self, tenant: Tenant, operation: Operation, idempotency_key: str) -> Claim | Rejected:
         """Check what can be checked without reading anything."""
-        fault = idempotency_key_fault(idempotency_key)
-        if fault is not None:
-            return Rejected(fault, *_KEY_FAULTS[fault])
+        unusable = key_refusal(idempotency_key)
+        if unusable is not None:
+            return unusable
         kind = self._kinds.of(operation)
         if kind is None:
             return Rejected(

@@ -4,15 +4,17 @@ One batch is one transaction. Locks are taken in one global order, everywhere: a
 keys by (tenant, id). Two batches can therefore wait for each other in one direction only.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from tallystick.core.idempotency import Claim, Known, Record
 from tallystick.core.ledger import Book
+from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
+from tallystick.settings import LIMITS
 
 
 class Contended(Exception):
@@ -35,6 +37,20 @@ class Lost(Exception):
         """`reason` must not hold credentials."""
         super().__init__(reason)
         self.commit_sent = commit_sent
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """For a caller outside group commit: what its transaction met, in the words of `errors`.
+
+    InFlight and Unreachable: nothing was changed. OutcomeUnknown: it may have been; to do it again is safe.
+    """
+    try:
+        yield
+    except Contended as contended:
+        raise InFlight(LIMITS.lock_wait_seconds) from contended
+    except Lost as lost:
+        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Events: claimed in batches under a lease, handed to whoever handles their purpose, finished under a fence.
 
     claim ──> handler of the purpose (a whole batch) ──> finish
-      │            └── fails: each of the batch alone, so that one bad event harms no other
+      │  │         └── fails: each of the batch alone, so that one bad event harms no other
+      │  └──> what is only named is fetched from its provider first
       └── while it works, the lease is renewed
 
 Killed anywhere: the lease runs out, and the next claim takes the event over. So handlers are safe to run again. A
@@ -19,8 +20,8 @@ import msgspec
 import structlog
 
 from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event
-from tallystick.core.webhook import End, Failed, Ok, Outcome, Postponed, Recorded, end
+from tallystick.core.provider import Event, Movement
+from tallystick.core.webhook import End, Ended, Failed, Ok, Outcome, Postponed, Recorded, after_fetch, end
 from tallystick.errors import (
     Busy,
     InFlight,
@@ -46,6 +47,8 @@ OUTAGES: Final = (Unreachable, OutcomeUnknown, InFlight, Busy, ProviderUnreachab
 _RENEWALS: Final = 3
 # News are looked up side by side: each is a question to the database, and most concern nothing of ours.
 _NEWS_AT_ONCE: Final = 4
+# Questions to providers side by side; each provider's own gate may allow fewer.
+_FETCHES_AT_ONCE: Final = 4
 
 
 class Handler(Protocol):
@@ -82,11 +85,16 @@ class Events:
         *,
         lease: timedelta,
         by: str,
+        providers: Mapping[str, Provider] | None = None,
         limits: Limits = LIMITS,
     ) -> None:
-        """`by` signs the rows. Events whose purpose has no handler are finished: they concern nobody."""
+        """`by` signs the rows. Events whose purpose has no handler are finished: they concern nobody.
+
+        `providers` are asked for what an event only names.
+        """
         self._database = database
         self._handlers = dict(handlers)
+        self._providers = dict(providers or {})
         self._lease = lease
         self._by = by
         self._limits = limits
@@ -99,10 +107,47 @@ class Events:
         counts: dict[str, int] = {"claimed": len(claimed)}
         if claimed:
             async with self._renewed(claimed):
-                for handler, events in self._groups(claimed):
-                    outcomes = await self._handled(handler, events)
-                    await self._finish(events, outcomes, counts)
+                named = [event for event in claimed if event.object_purpose in self._handlers]
+                told = [event for event in claimed if event.object_purpose not in self._handlers]
+                await self._deal_with(told, counts)
+                # After the others: a provider that is slow to answer holds up nobody else's news.
+                if named:
+                    await self._deal_with(await self._fetched(named, counts), counts)
         return Processed(**counts)
+
+    async def _deal_with(self, events: Sequence[Claimed], counts: dict[str, int]) -> None:
+        for handler, group in self._groups(events):
+            await self._finish(group, await self._handled(handler, group), counts)
+
+    async def _fetched(self, named: Sequence[Claimed], counts: dict[str, int]) -> list[Claimed]:
+        """Those whose movement the provider showed, with it; the others are finished. Each object is asked for once."""
+        wanted = {(event.provider, event.object_purpose, event.object_id) for event in named}
+        turns = asyncio.Semaphore(_FETCHES_AT_ONCE)
+
+        async def ask(provider: str, purpose: Purpose | None, object_id: str | None) -> Movement | Ended:
+            adapter = self._providers.get(provider)
+            if adapter is None or purpose is None or object_id is None:
+                # It may be configured again, and then the news counts.
+                return Postponed(f"no provider {provider} is configured to ask", self._limits.event_outage_seconds)
+            try:
+                async with asyncio.timeout(self._limits.event_handling_seconds), turns:
+                    answer = await adapter.fetch(purpose, object_id)
+            except TimeoutError:
+                return Postponed(f"{provider} did not answer in time", self._limits.event_outage_seconds)
+            return after_fetch(answer, outage_seconds=self._limits.event_outage_seconds)
+
+        order = list(wanted)
+        found = dict(zip(order, await asyncio.gather(*(ask(*one) for one in order)), strict=True))
+        shown: list[Claimed] = []
+        without: list[tuple[Claimed, Ended]] = []
+        for event in named:
+            one = found[event.provider, event.object_purpose, event.object_id]
+            if isinstance(one, Movement):
+                shown.append(msgspec.structs.replace(event, movement=one))
+            else:
+                without.append((event, one))
+        await self._finish([event for event, _ in without], [outcome for _, outcome in without], counts)
+        return shown
 
     def ear(self) -> "Ear":
         """Something that hears when events were stored."""
@@ -153,10 +198,9 @@ class Events:
             if written.status == "DEAD_LETTER":
                 log.error("event_is_dead", event_id=event.event_id, provider=event.provider, reason=written.reason)
 
-    def _end(self, event: Claimed, outcome: Outcome) -> End:
-        require(not isinstance(outcome, Recorded), "what is recorded has its end already")
+    def _end(self, event: Claimed, outcome: Ended) -> End:
         return end(
-            outcome,  # type: ignore[arg-type]
+            outcome,
             tries=event.tries,
             most_tries=self._limits.event_tries,
             first_pause_seconds=self._limits.event_first_retry_seconds,

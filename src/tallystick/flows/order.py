@@ -6,14 +6,12 @@ everybody wants is locked and written once for all of them.
 """
 
 import asyncio
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Self
 
 import msgspec
 
-from tallystick.core.idempotency import Claim, Tenant
-from tallystick.core.keys import idempotency_key_fault
+from tallystick.core.idempotency import Claim, Tenant, key_refusal
 from tallystick.core.order import (
     OrderReserved,
     Swept,
@@ -30,12 +28,6 @@ from tallystick.settings import LIMITS, Limits
 from tallystick.store import order as store
 from tallystick.store.database import Database
 from tallystick.store.order import Changed, OrderView, Reserved, ReserveWork, SkuView, unannounced
-
-_KEY_FAULTS: Mapping[str, str] = {
-    "idempotency_key_missing": "There is no idempotency key.",
-    "idempotency_key_invalid": "The idempotency key is not plain text.",
-    "idempotency_key_too_long": "The idempotency key is longer than 255 characters.",
-}
 
 
 class Orders:
@@ -77,10 +69,7 @@ class Orders:
 
     async def reserve(self, tenant: Tenant, wish: OrderReserved, idempotency_key: str) -> Reserved | Rejected:
         """Hold stock for a buyer, once. Raises like `Engine.submit`; the same call again is then safe."""
-        fault = idempotency_key_fault(idempotency_key)
-        if fault is not None:
-            return Rejected(fault, _KEY_FAULTS[fault], "Send one; repeat it when you repeat the request.")
-        refusal = wish_fault(wish)
+        refusal = key_refusal(idempotency_key) or wish_fault(wish)
         if refusal is not None:
             return refusal
         answer = await self._group.submit(claim_of(tenant, wish, idempotency_key), source=tenant.number)

@@ -55,8 +55,7 @@ from tallystick.core.provider import (
 )
 from tallystick.core.settlement import Failed, Patience, Transferred
 from tallystick.engine.group_commit import GroupCommit
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import Busy, RestoredDatabase, TallystickError, Unreachable
+from tallystick.errors import Busy, RestoredDatabase, TallystickError
 from tallystick.flows import sending
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
@@ -189,8 +188,8 @@ class Payments:
     async def collect(self, *, most: int | None = None) -> Collected:
         """Finish charges that somebody began and nobody finished: what is known is recorded, the rest asked about.
 
-        Never sends for an order that can no longer be paid. Raises RestoredDatabase before anything is claimed. Safe
-        beside clicks and other collectors, and to kill at any moment.
+        Never sends for an order that can no longer be paid. Raises RestoredDatabase before anything is claimed;
+        InFlight, OutcomeUnknown and Unreachable. Safe beside clicks and other collectors, and to kill at any moment.
         """
         counts: Counter[str] = Counter()
         claimed, heard = await self._claim_due(min(most or self._limits.payment_chunk, self._limits.payment_chunk))
@@ -348,21 +347,18 @@ class Payments:
     # --- what nobody finished
 
     async def _claim_due(self, most: int) -> tuple[list[Claimed], float]:
-        try:
-            async with self._database.writing() as connection:
-                if not await settling.is_here(connection):
-                    raise RestoredDatabase
-                # One that does not answer would only be asked in vain, and what is claimed waits.
-                answering = [name for name, one in self._providers.items() if one.breaker.away(steady()) <= 0]
-                claimed = await store.claim_due(
-                    connection,
-                    providers=answering,
-                    most=most,
-                    lease=self._terms.lease,
-                )
-        except (Contended, Lost) as error:
-            # Whether it was committed or not: what was claimed is due again later.
-            raise Unreachable(str(error)) from error
+        # Whatever it raises: what was claimed all the same is due again later.
+        async with self._database.stepping() as connection:
+            if not await settling.is_here(connection):
+                raise RestoredDatabase
+            # One that does not answer would only be asked in vain, and what is claimed waits.
+            answering = [name for name, one in self._providers.items() if one.breaker.away(steady()) <= 0]
+            claimed = await store.claim_due(
+                connection,
+                providers=answering,
+                most=most,
+                lease=self._terms.lease,
+            )
         return claimed, steady()
 
     async def _collected(self, claimed: Claimed, heard: float, counts: Counter[str]) -> Entry:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -30,7 +31,7 @@ from tallystick.core.refund import after_answer, after_look, after_refusal, next
 from tallystick.core.settlement import NOTHING_SENT, Failed, LookUp, Transferred
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, TallystickError, Unreachable
+from tallystick.errors import RestoredDatabase, TallystickError, Unreachable
 from tallystick.flows import sending
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
@@ -47,6 +48,8 @@ from tallystick.store.webhook import Claimed as ClaimedEvent
 log = structlog.get_logger("tallystick.refund")
 
 Jitter = Callable[[], float]
+# Told which orders a commit has changed, after it.
+Changed = Callable[[Sequence[tuple[Tenant, UUID]]], None]
 # A provider that answers again is told of so many at once.
 _WOKEN: Final = 1_000
 
@@ -72,13 +75,15 @@ class Refunds:
         *,
         limits: Limits = LIMITS,
         jitter: Jitter = random.random,
+        changed: Changed = lambda _orders: None,
     ) -> None:
-        """The providers and the sender stay the caller's to close."""
+        """The providers and the sender stay the caller's to close. `changed` is told what a commit has changed."""
         self._database = database
         self._providers = providers
         self._sender = sender
         self._limits = limits
         self._jitter = jitter
+        self._changed = changed
         self._patience = patience(timedelta(seconds=limits.payment_stuck_seconds))
         self.terms = Terms(
             books={name: _books(adapter) for name, adapter in providers.items()},
@@ -160,55 +165,57 @@ class Refunds:
 
     async def fill_backorders(self) -> int:
         """Give stock that is free again to those who paid for it and wait. How many were filled."""
-        try:
-            return await saga.fill_backorders(self._database, self._limits.backorder_chunk)
-        except (Contended, Lost) as error:
-            raise Unreachable(str(error)) from error
+        return await saga.fill_backorders(self._database, self._limits.backorder_chunk)
 
     async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.
 
-        How it stands then: REFUND or KEPT. The refund is begun in the same commit, and the sweeper sends it.
+        How it stands then: REFUND or KEPT. The refund is begun in the commit of the decision, then sent.
         """
+        try:
+            return await self._decided(tenant, order_id, payment_intent_id, decision)
+        except RestoredDatabase:
+            return Rejected(
+                "database_restored",
+                "This database was restored, copied or promoted: what it does not know may have been given back.",
+                "Run `tally recover`, then send the same request again. Nothing was sent.",
+            )
+
+    async def _decided(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         uuid = id_of(order_id)
         if uuid is None:
             return order_unknown(order_id)
-        try:
-            async with self._database.writing() as connection:
-                found = await store.decide(connection, tenant, uuid, payment_intent_id)
-                if found is None:
-                    return _no_payment(order_id, payment_intent_id)
-                receipt, refund = found
-                if decision == "keep":
-                    if receipt["fate"] != "REVIEW":
-                        return _decided(receipt["fate"], payment_intent_id)
-                    await store.keep(connection, tenant, receipt)
-                    return "KEPT"
-                generation = 0
-                if receipt["fate"] == "REVIEW":
-                    await store.set_fate(connection, receipt, "REFUND")
-                elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
-                    generation = refund["attempt"] + 1
-                else:
+        async with self._database.stepping() as connection:
+            found = await store.decide(connection, tenant, uuid, payment_intent_id)
+            if found is None:
+                return _no_payment(order_id, payment_intent_id)
+            receipt, refund = found
+            if decision == "keep":
+                if receipt["fate"] != "REVIEW":
                     return _decided(receipt["fate"], payment_intent_id)
-                if receipt["provider"] not in self.terms.books:
-                    return _not_configured(receipt["provider"])
-                began = steady()
-                debt = Debt(
-                    tenant=tenant,
-                    order_id=uuid,
-                    provider=receipt["provider"],
-                    payment_intent_id=payment_intent_id,
-                    amount_micros=receipt["amount_micros"],
-                    currency=receipt["currency"],
-                    reason=receipt["reason"],
-                    generation=generation,
-                )
-                begun = await store.begin(connection, [debt], self.terms)
-        except Contended as contended:
-            raise InFlight(self._limits.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+                await store.keep(connection, tenant, receipt)
+                return "KEPT"
+            if receipt["provider"] not in self.terms.books:
+                return _not_configured(receipt["provider"])
+            generation = 0
+            if receipt["fate"] == "REVIEW":
+                await store.set_fate(connection, receipt, "REFUND")
+            elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
+                generation = refund["attempt"] + 1
+            else:
+                return _decided(receipt["fate"], payment_intent_id)
+            began = steady()
+            debt = Debt(
+                tenant=tenant,
+                order_id=uuid,
+                provider=receipt["provider"],
+                payment_intent_id=payment_intent_id,
+                amount_micros=receipt["amount_micros"],
+                currency=receipt["currency"],
+                reason=receipt["reason"],
+                generation=generation,
+            )
+            begun = await store.begin(connection, [debt], self.terms)
         await self._all(begun, began=began)
         return "REFUND"
 
@@ -286,7 +293,7 @@ class Refunds:
     async def _wake(self, provider: str) -> None:
         try:
             await store.wake(self._database, provider, _WOKEN)
-        except (TallystickError, Contended, Lost) as error:
+        except TallystickError as error:
             # They are due by themselves, only later.
             log.warning("refunds_not_woken", provider=provider, reason=type(error).__name__)
 
@@ -360,10 +367,13 @@ class Refunds:
         elif isinstance(entry, Hold) and entry.reason is not None:
             log.warning("refund_needs_a_person", order=str(one.owed.order_id), reason=entry.reason)
         try:
-            return await self._recorder.submit(result, source=one.tenant.number)
+            is_recorded = await self._recorder.submit(result, source=one.tenant.number)
         except Exception:  # noqa: BLE001 - whatever it is: the money is where the answer says, and the row becomes due
             log.error("refund_not_recorded", key=one.owed.key.hex(), trace=traceback.format_exc())
             return False
+        if is_recorded and not isinstance(entry, Hold):
+            self._changed([(one.tenant, one.owed.order_id)])
+        return is_recorded
 
 
 _COUNTED: Final[Mapping[type, str]] = {Transferred: "completed", Failed: "failed", Hold: "waiting"}

@@ -8,18 +8,16 @@ was begun is the financial sweeper's.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
-from uuid import UUID
 
 import structlog
 
-from tallystick.core.idempotency import Tenant
 from tallystick.core.settlement import Transferred
 from tallystick.core.webhook import Outcome, Postponed, Recorded
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, Unreachable, require
-from tallystick.flows.refund import Refunds
+from tallystick.flows.refund import Changed, Refunds
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import saga as store
@@ -31,8 +29,6 @@ log = structlog.get_logger("tallystick.saga")
 
 # Orders may be locked by a click or the sweeper for one commit; a batch that met one of them is run again.
 _MOST_ROUNDS: Final = 5
-
-Changed = Callable[[Sequence[tuple[Tenant, UUID]]], None]
 
 
 class Saga:
@@ -66,7 +62,6 @@ class Saga:
             for (event, _), flight in zip(settled.begun, flights, strict=True):
                 is_done = flight.done() and isinstance(flight.result(), Transferred)
                 outcomes[event.number] = Recorded() if is_done else self._later
-            self._changed([(begun.tenant, begun.owed.order_id) for _, begun in settled.begun])
         require(len(outcomes) == len(events), "an event of the batch has no outcome")
         return [outcomes[event.number] for event in events]
 

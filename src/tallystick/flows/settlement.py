@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import idempotency_key_fault
+from tallystick.core.idempotency import Tenant, key_refusal
 from tallystick.core.money import step_micros
 from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Transfer
@@ -22,11 +21,6 @@ from tallystick.settings import LIMITS, Limits
 from tallystick.store.database import Database
 from tallystick.store.settlement import CreateWork, LedgerRefused, Made, Wish
 
-_KEY_FAULTS: Mapping[str, str] = {
-    "idempotency_key_missing": "There is no idempotency key.",
-    "idempotency_key_invalid": "The idempotency key is not plain text.",
-    "idempotency_key_too_long": "The idempotency key is longer than 255 characters.",
-}
 _NO_KEY = bytes(32)
 
 
@@ -73,10 +67,7 @@ class Settlements:
         return await asyncio.gather(*(one(wish, key) for wish, key in wishes))
 
     def _checked(self, tenant: Tenant, wish: SettlementCreated, key: str) -> Wish | Rejected:
-        fault = idempotency_key_fault(key)
-        if fault is not None:
-            return Rejected(fault, _KEY_FAULTS[fault], "Send one; repeat it when you repeat the request.")
-        refusal = wish_fault(wish)
+        refusal = key_refusal(key) or wish_fault(wish)
         if refusal is not None:
             return refusal
         provider = self._providers.get(wish.provider)

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import idempotency_key_fault
+from tallystick.core.idempotency import Tenant, key_refusal
 from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Movement
 from tallystick.store import settlement_review as store
@@ -86,11 +85,9 @@ class Reviews:
 
 
 def _fault(decision: Decision, key: str) -> Rejected | None:
-    fault = idempotency_key_fault(key)
-    if fault is not None:
-        return Rejected(
-            fault, "The idempotency key is missing or unusable.", "Send up to 255 visible ASCII characters."
-        )
+    unusable = key_refusal(key)
+    if unusable is not None:
+        return unusable
     if not decision.reason.strip():
         return Rejected(
             "reason_missing",

@@ -14,8 +14,8 @@ from tallystick.core.operation import RESERVED, account_fault, account_reserved,
 from tallystick.core.outcome import Rejected, transaction_name
 from tallystick.core.settlement_ledger import clearing, fees
 from tallystick.core.velocity import VelocityLimit, limits_fault
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
+from tallystick.engine.port import Contended, told_plainly
+from tallystick.errors import InFlight
 from tallystick.settings import LIMITS
 from tallystick.store.database import Connection, Database
 
@@ -66,15 +66,14 @@ async def put(
     refusal = put_fault(account_id, currency, floor_micros, limits)
     if refusal is not None:
         return refusal
-    for _ in range(2):
-        try:
-            async with database.writing() as connection:
-                return await _put(connection, tenant, account_id, (currency, floor_micros, limits))
-        except Contended as contended:
-            if contended.held:
-                raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    with told_plainly():
+        for _ in range(2):
+            try:
+                async with database.writing() as connection:
+                    return await _put(connection, tenant, account_id, (currency, floor_micros, limits))
+            except Contended as contended:
+                if contended.held:
+                    raise
     raise InFlight(LIMITS.lock_wait_seconds)
 
 

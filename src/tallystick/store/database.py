@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 
-from tallystick.engine.port import Contended, Lost
+from tallystick.engine.port import Contended, Lost, told_plainly
 from tallystick.errors import Misconfigured, Unreachable
 from tallystick.settings import LIMITS, Limits
 
@@ -166,6 +166,13 @@ class Database:
             except Exception:
                 await _roll_back(connection)
                 raise
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncIterator[Connection]:
+        """`writing` for a caller outside group commit. Raises InFlight, OutcomeUnknown and Unreachable."""
+        with told_plainly():
+            async with self.writing() as connection:
+                yield connection
 
     @asynccontextmanager
     async def stating(self) -> AsyncIterator[Connection]:

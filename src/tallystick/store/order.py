@@ -34,8 +34,8 @@ from tallystick.core.outcome import Duplicate, Rejected
 from tallystick.core.payment import PaymentView
 from tallystick.core.refund import RefundView
 from tallystick.engine.group_commit import SET_ASIDE, SetAside
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.engine.port import Contended, told_plainly
+from tallystick.errors import InFlight, InvariantBroken
 from tallystick.settings import LIMITS
 from tallystick.store import copying
 from tallystick.store.database import Connection, Database
@@ -378,16 +378,15 @@ async def set_stock(database: Database, tenant: Tenant, sku: str, stock: int) ->
 
 async def _stepped(database: Database, act: Callable[[Connection], Awaitable[T]]) -> T:
     """One transaction, again when it met another's."""
-    for _ in range(_ROUNDS):
-        try:
-            async with database.writing() as connection:
-                done = await act(connection)
-        except Contended:
-            continue
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
-        # Only now is COMMIT behind us.
-        return done
+    with told_plainly():
+        for _ in range(_ROUNDS):
+            try:
+                async with database.writing() as connection:
+                    done = await act(connection)
+            except Contended:
+                continue
+            # Only now is COMMIT behind us.
+            return done
     raise InFlight(LIMITS.lock_wait_seconds)
 
 

@@ -48,7 +48,11 @@ class Reader:
                 connection = await self._as(tenant)
                 for id_, view in (await payment.orders_with_payment(connection, tenant, ids)).items():
                     found[tenant, id_] = order_status(
-                        id_=view.id, status=view.status, payment=view.payment, changed_at=view.changed_at
+                        id_=view.id,
+                        status=view.status,
+                        payment=view.payment,
+                        refund=view.refund,
+                        changed_at=view.changed_at,
                     )
         except BaseException as error:
             # Cut off in the middle, nobody can say what the session is.

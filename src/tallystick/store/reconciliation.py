@@ -15,7 +15,7 @@ import msgspec
 
 from tallystick import queries
 from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import hex64, square45, uuid_form
+from tallystick.core.keys import forms_of
 from tallystick.core.provider import Movement
 from tallystick.core.reconciliation import Here, Meant
 from tallystick.engine.port import Contended, Lost
@@ -26,7 +26,6 @@ from tallystick.store.settlement_review import key_bounds
 from tallystick.store.settling import Evidence, add_events, count
 
 _SQL = queries.load(__package__, "reconciliation.sql")
-_FORMS: Final = (hex64, uuid_form, square45)
 # A day's payouts in one statement: longer than a lane's, and no lock is waited for.
 _STATEMENT_TIMEOUT: Final = "SET statement_timeout = '10min'"
 # Disputed for it already, and counted then.
@@ -136,7 +135,7 @@ class Sheet:
         asked: list[Movement] = []
         bounds: list[tuple[bytes, bytes]] = []
         for id_, movement in movements.items():
-            own = [found for found in named.get(id_, ()) if _is_key(found[1], movement.reference)]
+            own = [found for found in named.get(id_, ()) if movement.reference in forms_of(found[1])]
             if own:
                 owners[id_] = own[0]
             elif (bound := key_bounds(movement.reference)) is not None:
@@ -147,7 +146,7 @@ class Sheet:
         columns = [low for low, _ in bounds], [high for _, high in bounds]
         for row in await self._fetch("by_key", provider, *columns):
             movement = asked[row["place"] - 1]
-            if _is_key(row["key"], movement.reference) and owners.get(movement.id) is None:
+            if movement.reference in forms_of(row["key"]) and owners.get(movement.id) is None:
                 subject = row["subject"]
                 owners[movement.id] = None if subject is None else ((row["tenant_id"], subject), row["key"])
         return owners
@@ -234,10 +233,6 @@ def _meant(
         # The subject of an intent that is no settlement's.
         return Meant(named=others, is_elsewhere=True)
     return Meant(owner=here, is_live_key=key == here.key, named=others)
-
-
-def _is_key(key: bytes, reference: str) -> bool:
-    return any(form(key) == reference for form in _FORMS)
 
 
 def _next(found: Sequence[asyncpg.Record], most: int) -> Cursor | None:

@@ -1,37 +1,20 @@
 """After a restore, on PostgreSQL: which payouts must be asked about, and whether sending is safe again."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
 import msgspec
 
 from tallystick import queries
-from tallystick.core.keys import hex64, settlement_key, square45, uuid_form
+from tallystick.core.keys import forms_of, settlement_key
 from tallystick.core.provider import Movement
 from tallystick.core.settlement import Disputed, settlement_id
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, Unreachable
-from tallystick.settings import LIMITS
-from tallystick.store.database import Connection, Database
+from tallystick.store.database import Database
 from tallystick.store.settlement_review import key_bounds
 from tallystick.store.settling import Claimed, Evidence, Result, claimed_row, post_claims, record
 
 _SQL = queries.load(__package__, "recovery.sql")
-_FORMS = (hex64, uuid_form, square45)
-
-
-@asynccontextmanager
-async def _writing(database: Database) -> AsyncIterator[Connection]:
-    try:
-        async with database.writing() as connection:
-            yield connection
-    except Contended as contended:
-        raise InFlight(LIMITS.lock_wait_seconds) from contended
-    except Lost as lost:
-        # All of this may be run again, committed or not.
-        raise Unreachable(str(lost)) from lost
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -45,13 +28,13 @@ class Open(msgspec.Struct, frozen=True):
 
 async def distrust(database: Database) -> None:
     """Nothing is sent from here on, until `confirm`."""
-    async with _writing(database) as connection:
+    async with database.stepping() as connection:
         await connection.execute(_SQL["distrust"])
 
 
 async def mark(database: Database, provider: str, *, due_at: datetime, by: str, most: int) -> tuple[int, int]:
     """Mark some unfinished payouts of a provider; (0, 0) when none is left. How many, and how many with a wrong key."""
-    async with _writing(database) as connection:
+    async with database.stepping() as connection:
         token = uuid4()
         rows = await connection.fetch(_SQL["mark_pending"], provider, due_at, token, by, most)
         claimed = [claimed_row(row) for row in rows]
@@ -60,7 +43,7 @@ async def mark(database: Database, provider: str, *, due_at: datetime, by: str, 
         more = await connection.fetch(_SQL["mark_processing"], provider, due_at, token, by, most)
         claimed += [claimed_row(row) for row in more]
         wrong = [row for row in claimed if row.key != _recomputed(row)]
-        later = {form(_recomputed(row, row.generation + 1)): row for row in claimed for form in _FORMS}
+        later = {form: row for row in claimed for form in forms_of(_recomputed(row, row.generation + 1))}
         moved = await connection.fetch(_SQL["orphaned"], provider, list(later))
         results = [_key_differs(row) for row in wrong]
         results += [_moved_later(later[row["reference"]]) for row in moved if later[row["reference"]] not in wrong]
@@ -96,7 +79,7 @@ async def keep_if_orphan(database: Database, provider: str, movement: Movement) 
         return False
     async with database.owning() as connection:
         rows = await connection.fetch(_SQL["known_keys"], provider, *bounds)
-        if any(form(row["key"]) == movement.reference for row in rows for form in _FORMS):
+        if any(movement.reference in forms_of(row["key"]) for row in rows):
             return False
         await connection.execute(
             _SQL["add_orphan"],
@@ -113,7 +96,7 @@ async def keep_if_orphan(database: Database, provider: str, movement: Movement) 
 
 async def confirm(database: Database) -> None:
     """Sending is safe from this database, on this line of its history."""
-    async with _writing(database) as connection:
+    async with database.stepping() as connection:
         await connection.execute(_SQL["confirm"])
 
 

@@ -288,7 +288,7 @@ async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
 
 async def wake(database: Database, provider: str, most: int) -> None:
     """Make due what waits for this provider: it answers again."""
-    async with database.writing() as connection:
+    async with database.stepping() as connection:
         await connection.execute(_SQL["wake"], provider, most)
 
 

@@ -492,7 +492,7 @@ class _Batch:
 
 async def fill_backorders(database: Database, most: int) -> int:
     """Give stock that is free again to those who paid for it and wait, the oldest first. How many were filled."""
-    async with database.writing() as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["fillable"], most)
         places = sorted({(row["tenant_id"], row["sku"]) for row in rows})
         if not places:
@@ -524,7 +524,7 @@ async def policy(database: Database, tenant: Tenant) -> PolicyView:
 
 async def put_policy(database: Database, tenant: Tenant, wanted: Policy, *, by: str) -> PolicyView:
     """Set it, for payments that are decided from now on."""
-    async with database.writing() as connection:
+    async with database.stepping() as connection:
         row = await connection.fetchrow(_SQL["put_policy"], tenant.number, wanted.late, wanted.other_amount, by)
     return PolicyView(**dict(row or {}))
 
@@ -546,7 +546,7 @@ async def breaks(database: Database, *, is_all: bool, most: int) -> list[BreakVi
 
 async def resolve_break(database: Database, number: int, *, resolution: str, by: str) -> bool:
     """A person has looked. False: there is no such open break."""
-    async with database.writing() as connection:
+    async with database.stepping() as connection:
         found = await connection.fetchval(_SQL["resolve_break"], number, resolution, by)
     return found is not None
 

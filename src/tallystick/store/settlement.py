@@ -10,7 +10,7 @@ import msgspec
 
 from tallystick import queries
 from tallystick.core.idempotency import Claim, Known, Tenant, replay
-from tallystick.core.keys import hex64, operation_id, square45, uuid_form
+from tallystick.core.keys import FORMS, operation_id
 from tallystick.core.outcome import Committed, Rejected
 from tallystick.core.settlement import STATUSES, Status, settlement_id, settlement_name
 from tallystick.core.settlement_ledger import (
@@ -25,9 +25,8 @@ from tallystick.core.settlement_ledger import (
 )
 from tallystick.core.settlement_terms import NO_FEE, Policy, Terms, conflict, first_key, identity, terms
 from tallystick.engine import batch
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
-from tallystick.settings import LIMITS
+from tallystick.engine.port import Contended
+from tallystick.errors import require
 from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
 
@@ -35,7 +34,6 @@ _SQL = queries.load(__package__, "settlement.sql")
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
 # The database computed another fee than we did.
 _OTHER_FEE: Final = "TS006"
-_FORMS: Final = {"hex64": hex64, "square45": square45, "uuid": uuid_form}
 # A gauge says "so many or more".
 _MOST_COUNTED: Final = 10_000
 
@@ -230,7 +228,7 @@ async def _make(connection: Connection, transaction: PostgresTransaction, fresh:
 
 async def _ask_about_orphans(connection: Connection, wishes: Sequence[Wish], keys: Sequence[bytes]) -> None:
     """What a provider already has of it (its row was lost with a restore) is asked about, not sent."""
-    references = [_FORMS[wish.key_form](key) for wish, key in zip(wishes, keys, strict=True)]
+    references = [FORMS[wish.key_form](key) for wish, key in zip(wishes, keys, strict=True)]
     rows = await connection.fetch(
         _SQL["orphaned"],
         [wish.operation.provider for wish in wishes],
@@ -331,15 +329,10 @@ async def policy(database: Database, tenant: Tenant) -> list[PolicyView]:
 
 async def put_policy(database: Database, tenant: Tenant, currency: str, fee: Policy, *, by: str) -> None:
     """Change the tenant's fee for settlements created from now on. Journaled. Raises InFlight and Unreachable."""
-    try:
-        async with database.writing() as connection:
-            await connection.execute(
-                _SQL["put_policy"], tenant.number, currency, fee.percent_ppm, fee.fixed_micros, fee.minimum_micros, by
-            )
-    except Contended as contended:
-        raise InFlight(LIMITS.lock_wait_seconds) from contended
-    except Lost as lost:
-        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    async with database.stepping() as connection:
+        await connection.execute(
+            _SQL["put_policy"], tenant.number, currency, fee.percent_ppm, fee.fixed_micros, fee.minimum_micros, by
+        )
 
 
 async def figures(database: Database) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:

@@ -11,15 +11,15 @@ from asyncpg.pgproto import pgproto
 
 from tallystick import queries
 from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import hex64, operation_id, settlement_key, square45, uuid_form
+from tallystick.core.keys import forms_of, operation_id, settlement_key
 from tallystick.core.operation import differing_fields
 from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Movement
 from tallystick.core.settlement import Disputed, Status, after_movement, settlement_id, settlement_name
 from tallystick.core.settlement_ledger import Item, Move, Moved, postings
 from tallystick.engine import batch
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
+from tallystick.engine.port import Contended, Lost, told_plainly
+from tallystick.errors import InFlight, Unreachable, require
 from tallystick.settings import LIMITS
 from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
@@ -27,7 +27,6 @@ from tallystick.store.settlement import LedgerRefused, SettlementView, unknown, 
 from tallystick.store.settling import Evidence, add_events, count
 
 _SQL = queries.load(__package__, "settlement_review.sql")
-_FORMS: Final = (hex64, uuid_form, square45)
 _ROUNDS: Final = 5
 # Version and variant bits of a UUID replace bits of the key from here on.
 _INTACT_BYTES: Final = 6
@@ -82,24 +81,23 @@ Act = Callable[[Connection], Awaitable[ReviewView | Rejected]]
 async def once(database: Database, tenant: Tenant, key: str, decision: Decision, act: Act) -> Reviewed | Rejected:
     """Run a decision once under its key, and keep the answer with it."""
     request = msgspec.json.encode(decision, order="deterministic")
-    for _ in range(_ROUNDS):
-        try:
-            async with database.writing() as connection:
-                known = await _known(connection, tenant, key, request)
-                if known is not None:
-                    return known
-                done = await act(connection)
-                if isinstance(done, Rejected):
-                    return done
-                body = msgspec.json.encode(done)
-                await connection.execute(_SQL["keep_reply"], tenant.number, key, request, body)
-            return Reviewed(body, is_replayed=False)
-        except LedgerRefused as refused:
-            return refused.refusal
-        except Contended:
-            continue
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    with told_plainly():
+        for _ in range(_ROUNDS):
+            try:
+                async with database.writing() as connection:
+                    known = await _known(connection, tenant, key, request)
+                    if known is not None:
+                        return known
+                    done = await act(connection)
+                    if isinstance(done, Rejected):
+                        return done
+                    body = msgspec.json.encode(done)
+                    await connection.execute(_SQL["keep_reply"], tenant.number, key, request, body)
+                return Reviewed(body, is_replayed=False)
+            except LedgerRefused as refused:
+                return refused.refusal
+            except Contended:
+                continue
     raise InFlight(LIMITS.lock_wait_seconds)
 
 
@@ -189,7 +187,7 @@ async def decide(
     # After the key was ended: what came back must have come back since the approval before this one.
     await _note(connection, row, f"generation_{verdict}", by, decision)
     # A life of this database that was lost may have sent this very generation.
-    references = [form(key) for form in _FORMS]
+    references = list(forms_of(key))
     await connection.execute(_SQL["begin_anew"], tenant.number, row["number"], row["provider"], references)
     reviewed = msgspec.structs.replace(
         reviewed, settlement=msgspec.structs.replace(reviewed.settlement, transfer_id=None)
@@ -401,7 +399,7 @@ async def _meant(database: Database, provider: str, movement: Movement) -> list[
     async with database.owning() as connection:
         bounds = key_bounds(movement.reference)
         rows = [] if bounds is None else await connection.fetch(_SQL["by_reference"], provider, *bounds)
-        rows = [row for row in rows if any(form(row["key"]) == movement.reference for form in _FORMS)]
+        rows = [row for row in rows if movement.reference in forms_of(row["key"])]
         rows += await connection.fetch(_SQL["by_transfer"], provider, movement.id)
     for row in rows:
         found.setdefault(

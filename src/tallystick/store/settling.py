@@ -15,7 +15,7 @@ from asyncpg.pgproto import pgproto
 
 from tallystick import queries
 from tallystick.core.idempotency import Claim, Tenant
-from tallystick.core.keys import hex64, square45, uuid_form
+from tallystick.core.keys import forms_of
 from tallystick.core.outcome import Committed, Duplicate
 from tallystick.core.provider import Exchange, Transfer
 from tallystick.core.settlement import (
@@ -182,7 +182,7 @@ async def _made_before(connection: Connection, asked: Sequence[Claimed]) -> dict
     before = {}
     for made in await connection.fetch(_SQL["made_before"], list(by_id)):
         row = by_id[made["subject"]]
-        if made["reference"] not in {hex64(row.key), uuid_form(row.key), square45(row.key)}:
+        if made["reference"] not in forms_of(row.key):
             before[row.number] = made["provider_id"]
     return before
 

@@ -1,20 +1,20 @@
 """Webhooks on PostgreSQL: append many in one statement, claim, renew, finish under a fence; bodies by the day."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final, Protocol
 
 import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Movement
-from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_type
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
-from tallystick.settings import LIMITS
+from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_object, kept_type
+from tallystick.errors import require
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
 from tallystick.store.literal import numbers
@@ -25,6 +25,8 @@ CHANNEL: Final = "tally_webhook"
 # Between the elements of a column of text, and what stands for NULL: as the statement `append` reads them.
 _BETWEEN: Final = "\x1e"
 _ABSENT: Final = "\x1d"
+# Of what `append` sorts: provider and key.
+_KEY: Final = itemgetter(0, 1)
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
 _MOST_DIGITS: Final = 18
 # Rows that are counted for the figures: "so many or more" is all that anybody needs to know.
@@ -44,7 +46,11 @@ class Told(Protocol):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """An event under a lease. `movement` is None where it tells of no money we know of."""
+    """An event under a lease. `movement` is None where it tells of no money we know of.
+
+    `object_purpose`: it only names one of that purpose, by `object_id`; the provider is asked for it before a handler
+    sees the event.
+    """
 
     number: int
     claim_number: int
@@ -55,6 +61,8 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: datetime | None
     received_at: datetime
     tries: int
+    object_id: str | None = None
+    object_purpose: Purpose | None = None
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     amount_micros: int | None
     currency: str | None
     state: str | None
+    object_id: str | None
     status: Status
     tries: int
     reason: str | None
@@ -117,13 +126,17 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         for event in delivery.events
     ]
     # One global order: a key that another transaction is writing is waited for, and two must not wait for each other.
-    told.sort(key=_key)
-    fresh = [0] * len(deliveries)
+    told.sort(key=_KEY)
+    fresh = [len(delivery.events) for delivery in deliveries]
     if not told:
         return fresh
     events = [row[3] for row in told]
     movements = [event.movement for event in events]
-    found = await connection.fetch(
+    # Who tells of a movement has its id there.
+    named = [kept_object(event.object_id) if event.movement is None else None for event in events]
+    bodies = [event.body for event in events]
+    lengths = [len(body) for body in bodies]
+    repeated = await connection.fetch(
         _SQL["append"],
         _joined([row[0] for row in told]),
         _joined([row[1] for row in told]),
@@ -135,17 +148,17 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         _joined([_ABSENT if movement is None else movement.currency for movement in movements]),
         _joined([_ABSENT if movement is None else movement.state for movement in movements]),
         _joined([_ABSENT if movement is None else movement.status for movement in movements]),
+        _joined([name or _ABSENT for name in named]),
+        _joined([(name and event.object_purpose) or _ABSENT for name, event in zip(named, events, strict=True)]),
         numbers([None if movement is None else movement.amount_micros for movement in movements]),
         numbers([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
-        [event.body for event in events],
+        numbers(list(accumulate(lengths[:-1], initial=1))),
+        numbers(lengths),
+        b"".join(bodies),
     )
-    for (place,) in found:
-        fresh[told[place - 1][2]] += 1
+    for (place,) in repeated:
+        fresh[told[place - 1][2]] -= 1
     return fresh
-
-
-def _key(row: tuple[Any, ...]) -> tuple[str, str]:
-    return row[0], row[1]
 
 
 def _joined(texts: list[str]) -> str:
@@ -163,14 +176,14 @@ _moment: Final = lru_cache(maxsize=256)(moment)
 
 async def claim(database: Database, *, most: int, lease: timedelta, by: str) -> list[Claimed]:
     """Take events that are due, or whose lease is over: up to `most` of each. Raises Unreachable and InFlight."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["claim"], most, lease, by)
     return [_claimed(row) for row in rows]
 
 
 async def renew(database: Database, claims: Sequence[Claimed], *, lease: timedelta) -> set[int]:
     """Hold them for another lease. The numbers of those that are still ours."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["renew"], *_names(claims), lease)
     return {row["number"] for row in rows}
 
@@ -200,7 +213,7 @@ async def hold(connection: Connection, claims: Sequence[Claimed]) -> set[int]:
 
 async def record(database: Database, ended: Sequence[tuple[Claimed, End]]) -> set[int]:
     """`finish` in a commit of its own. Raises Unreachable, InFlight and OutcomeUnknown."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         return await finish(connection, ended)
 
 
@@ -233,7 +246,7 @@ async def find(database: Database, id_: str) -> dict[int, Status]:
 
 async def retry(database: Database, numbers: Sequence[int] | None) -> set[int]:
     """Let dead letters be tried again from the start; None: all of them. Those that were dead."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         rows = await connection.fetch(_SQL["retry"], None if numbers is None else list(numbers))
     return {row["number"] for row in rows}
 
@@ -258,7 +271,7 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
     How many were new, and whether the cursor was ours to move: False, somebody else has read on.
     """
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         (fresh,) = await append(connection, [told])
         moved = await connection.fetchval(_SQL["move_cursor"], told.provider, to, version)
     return fresh, moved is not None
@@ -266,11 +279,11 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
 async def keep_days(database: Database, *, ahead: int, detach_after: int | None) -> tuple[int, list[str]]:
     """Make the partitions of the days to come, and detach those older than so many days; None: none."""
-    async with _written(database) as connection:
+    async with database.stepping() as connection:
         made: int = await connection.fetchval(_SQL["ahead"], ahead)
     gone: list[str] = []
     if detach_after is not None:
-        async with _written(database) as connection:
+        async with database.stepping() as connection:
             gone = [row[0] for row in await connection.fetch(_SQL["detach"], detach_after)]
     return made, gone
 
@@ -298,18 +311,6 @@ async def figures(database: Database) -> Figures:
     async with database.owning() as connection:
         row = await connection.fetchrow(_SQL["figures"], _MOST_COUNTED)
     return Figures(**dict(row or {}))
-
-
-@asynccontextmanager
-async def _written(database: Database) -> AsyncIterator[Connection]:
-    """One transaction of a caller who is told in the words of `errors`, and may simply do it again."""
-    try:
-        async with database.writing() as connection:
-            yield connection
-    except Contended as contended:
-        raise InFlight(LIMITS.lock_wait_seconds) from contended
-    except Lost as lost:
-        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
 
 
 def _names(claims: Sequence[Claimed]) -> tuple[str, str]:
@@ -340,4 +341,6 @@ def _claimed(row: asyncpg.Record) -> Claimed:
         occurred_at=row["occurred_at"],
         received_at=row["received_at"],
         tries=row["tries"],
+        object_id=row["object_id"],
+        object_purpose=row["object_purpose"],
     )

@@ -399,6 +399,17 @@ CHECKOUT_POLICY: Final[dict[str, Any]] = {
     "changed_at": "2026-01-30T09:00:00Z",
 }
 
+# As Stripe writes them, and the simulator after it.
+WEBHOOK: Final = {
+    "id": "evt_1",
+    "object": "event",
+    "type": "transfer.reversed",
+    "created": 1_793_000_000,
+    "data": {
+        "object": {"id": "tr_1", "object": "transfer", "amount": 1_250, "currency": "eur", "created": 1_792_000_000}
+    },
+}
+
 ORDER_STATUS: Final[dict[str, Any]] = {
     "id": "or_00112233445566778899aabbccddeeff",
     "status": "PAID",

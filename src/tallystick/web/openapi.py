@@ -12,6 +12,7 @@ from tallystick.core.ledger import MAX_LEGS, MIN_LEGS
 from tallystick.core.money import MAX_MICROS
 from tallystick.core.operation import BUILT_IN, MAX_MEMO
 from tallystick.core.order import MAX_AMOUNT_MICROS, MAX_QUANTITY, MAX_STOCK, SKU_PATTERN
+from tallystick.core.provider import PROVIDERS
 from tallystick.core.settlement_terms import MAX_ATTRIBUTION, MAX_DESTINATION
 from tallystick.core.velocity import MAX_LIMITS, MAX_WINDOW_SECONDS
 from tallystick.settings import LIMITS
@@ -21,6 +22,8 @@ from tallystick.web.problem import PROBLEMS, Problem
 from tallystick.web.route import Answer, Parameter, Route
 from tallystick.web.settlement import SQUAD_PATTERN
 from tallystick.web.settlement_policy import WHOLE_PPM
+from tallystick.web.webhook import PREFIX
+from tallystick.web.webhook import PROBLEMS as WEBHOOK_PROBLEMS
 
 _REF: Final = "#/components/schemas/{name}"
 # Characters of a reason or of evidence (flows.settlement_review).
@@ -111,6 +114,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = defaultdict(dict)
     for route in routes:
         paths[route.path][route.method.lower()] = _operation(route, schema_of)
+    paths[f"{PREFIX}{{provider}}"]["post"] = _webhook()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -163,6 +167,42 @@ def _operation(route: Route, schema_of: Mapping[int, Any]) -> dict[str, Any]:
         content["examples"] = {name: {"value": value} for name, value in route.body_examples.items()}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
+
+
+def _webhook() -> dict[str, Any]:
+    """The receiver stands in front of the routes; what it is sent is in the providers' own documents."""
+    by_status: dict[int, list[str]] = defaultdict(list)
+    for code in WEBHOOK_PROBLEMS:
+        by_status[PROBLEMS[code][0]].append(code)
+    return {
+        "operationId": "receive_webhook",
+        "tags": ["Webhooks"],
+        "summary": "A provider tells",
+        "description": (
+            "For providers: the signature is the key, in the headers and over the body that each of them documents. "
+            "Answered when the event is durable; told again, it is acknowledged and not stored again."
+        ),
+        "security": [],
+        "parameters": [
+            {
+                "name": "provider",
+                "in": "path",
+                "description": "The name it is configured under.",
+                "required": True,
+                "schema": {"type": "string", "enum": [*PROVIDERS, "simulator"]},
+                "example": "simulator",
+            }
+        ],
+        "requestBody": {
+            "required": True,
+            "description": f"As the provider signed it, up to {LIMITS.webhook_body_bytes:,} bytes.",
+            "content": {"application/json": {"schema": {}, "examples": {"of Stripe": {"value": examples.WEBHOOK}}}},
+        },
+        "responses": {
+            "200": {"description": "Durable, now or before."},
+            **{str(status): _problem(codes) for status, codes in sorted(by_status.items())},
+        },
+    }
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

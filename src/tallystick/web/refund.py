@@ -8,9 +8,6 @@ import msgspec
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
 from tallystick.core.saga import Policy
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
-from tallystick.settings import LIMITS
 from tallystick.store import saga
 from tallystick.store.saga import PolicyView
 from tallystick.web.call import Call, Reply, json_reply
@@ -82,12 +79,7 @@ class Refunds:
         if isinstance(asked, Rejected):
             return asked
         wanted = Policy(late=asked.late, other_amount=asked.other_amount)
-        try:
-            stored = await saga.put_policy(self._database, call.access.tenant, wanted, by=call.access.prefix)
-        except Contended as contended:
-            raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+        stored = await saga.put_policy(self._database, call.access.tenant, wanted, by=call.access.prefix)
         return json_reply(200, _shown(stored))
 
 

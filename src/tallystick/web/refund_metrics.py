@@ -96,7 +96,7 @@ class SagaCounts(Collector):
 
     def _told(self, counts: Mapping[str, int]) -> Metric:
         told = CounterMetricFamily(
-            "tally_payments_told", "What providers told of payments, by what it meant.", labels=["meant"]
+            "tally_checkout_told", "What providers told of payments, by what it meant.", labels=["meant"]
         )
         for name in (*_CLASSES, "told_again", "ignored", *BREAKS):
             told.add_metric([name], counts.get(f"payment.{name}", 0) + counts.get(f"refund.{name}", 0))

@@ -10,9 +10,7 @@ from tallystick.core.money import MAX_MICROS
 from tallystick.core.operation import currency_fault
 from tallystick.core.outcome import Rejected
 from tallystick.core.settlement_terms import Policy
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
-from tallystick.settings import LIMITS
+from tallystick.errors import OutcomeUnknown, Unreachable
 from tallystick.store import settlement
 from tallystick.store.settlement import PolicyView
 from tallystick.web.call import Call, Reply, json_reply
@@ -80,13 +78,8 @@ class SettlementPolicies:
             percent_ppm=asked.percent_ppm, fixed_micros=asked.fixed_micros, minimum_micros=asked.minimum_micros
         )
         currency = "" if name == DEFAULT else name
-        try:
-            await settlement.put_policy(self._database, call.access.tenant, currency, fee, by=call.access.prefix)
-        except Contended as contended:
-            # Settlements that are being created hold the fee they were promised.
-            raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+        # In flight: settlements that are being created hold the fee they were promised.
+        await settlement.put_policy(self._database, call.access.tenant, currency, fee, by=call.access.prefix)
         try:
             found = await settlement.policy(self._database, call.access.tenant)
         except Unreachable as error:

@@ -193,8 +193,10 @@ async def test_one_transfer_is_fetched_by_its_id() -> None:
         fetched = await provider.fetch("transfer", "16521632")
         assert isinstance(fetched, Done)
         assert fetched.movement.state == "returned"
-        for _ in range(3):
-            assert isinstance(await provider.fetch("transfer", "16521632"), Unknown)
+        for code in ("answer_unreadable", "status_404", "unanswered"):
+            shown = await provider.fetch("transfer", "16521632")
+            assert isinstance(shown, Unknown)
+            assert shown.code == code
         assert isinstance(await provider.fetch("transfer", "../x"), Unknown)
         assert isinstance(await provider.fetch("charge", "1"), Unknown)
         assert len(server.asked) == 4

@@ -96,8 +96,17 @@ def test_wises_own_sample_verifies() -> None:
     assert event.body == BODY
 
 
-def test_a_state_change_names_no_amount_so_it_carries_no_movement() -> None:
-    assert received(state_change(), signed(state_change())).movement is None
+def test_a_state_change_names_no_amount_so_its_transfer_is_to_be_fetched() -> None:
+    event = received(state_change(), signed(state_change()))
+    assert (event.movement, event.object_id, event.object_purpose) == (None, "7", "transfer")
+
+
+def test_what_is_about_no_transfer_is_not_fetched_as_one() -> None:
+    for body in (
+        state_change().replace(b"transfers#state-change", b"balances#update"),
+        state_change(resource={"profile_id": 102}),
+    ):
+        assert received(body, signed(body)).object_purpose is None
 
 
 def test_a_redelivery_has_the_same_dedup_key() -> None:

@@ -120,7 +120,10 @@ class Wise:
         evidence = (said.exchange,)
         if not isinstance(said.result, Reply):
             return Unknown(code="unanswered", message="Wise did not show the transfer.", evidence=evidence)
-        shown = objects.read(said.result.body, objects.Transfer) if said.result.status == _OK else None
+        if said.result.status != _OK:
+            message = f"Wise answered {said.result.status} to a question for one transfer."
+            return Unknown(code=f"status_{said.result.status}", message=message, evidence=evidence)
+        shown = objects.read(said.result.body, objects.Transfer)
         movement = None if shown is None else objects.movement(shown)
         if movement is None or movement.id != provider_id:
             return Unknown(code="answer_unreadable", message="Wise did not show the transfer.", evidence=evidence)

@@ -2,7 +2,7 @@
 
 The signature covers no time of its own, so a replay is stopped by the dedup key alone. That is made of what happened:
 the delivery's own id changes when Wise delivers again. A state change names no amount, so an event carries no
-movement: whoever needs it asks for the transfer by its id, which also heals the order (docs/providers.md 5, Event).
+movement: it says that the transfer is to be fetched, which also heals the order (docs/providers.md 5, Event).
 
 One key signs the webhooks of all of Wise's customers, so a genuine one may be about a profile that is not ours: it is
 not believed. Headers are not signed: none of them, nor X-Test-Notification, changes what a signed body means.
@@ -28,6 +28,8 @@ from tallystick.providers.wise.objects import moment, read
 
 MOST_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-signature-sha256"
+# Events about transfers: a change of state, a payout that failed, a refund.
+_ABOUT_TRANSFERS: Final = "transfers#"
 
 
 class _Resource(msgspec.Struct, frozen=True):
@@ -121,4 +123,5 @@ def _event(notification: _Notification, data: _Data, body: bytes) -> Event:
         occurred_at=moment(data.occurred_at or notification.sent_at),
         movement=None,
         body=body,
+        object_purpose="transfer" if resource and notification.event_type.startswith(_ABOUT_TRANSFERS) else None,
     )

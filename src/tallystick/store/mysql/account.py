@@ -9,8 +9,8 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.ledger import account_unknown
 from tallystick.core.outcome import Rejected, transaction_name
 from tallystick.core.velocity import VelocityLimit
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable
+from tallystick.engine.port import Contended, told_plainly
+from tallystick.errors import InFlight
 from tallystick.settings import LIMITS
 from tallystick.store.account import AccountView, EntryView, Put, change_fault, put_fault
 from tallystick.store.mysql import statements
@@ -35,15 +35,14 @@ async def put(
     if refusal is not None:
         return refusal
     # Twice: the first may lose a race for the same new id, and the second then finds it made.
-    for _ in range(2):
-        try:
-            async with database.writing() as session:
-                return await _put(session, tenant, account_id, currency, floor_micros, limits)
-        except Contended as contended:
-            if contended.held:
-                raise InFlight(LIMITS.lock_wait_seconds) from contended
-        except Lost as lost:
-            raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
+    with told_plainly():
+        for _ in range(2):
+            try:
+                async with database.writing() as session:
+                    return await _put(session, tenant, account_id, currency, floor_micros, limits)
+            except Contended as contended:
+                if contended.held:
+                    raise
     raise InFlight(LIMITS.lock_wait_seconds)
 
 

@@ -3,9 +3,8 @@
 from typing import cast
 
 from tallystick.core.idempotency import Tenant
-from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, Unreachable, require
-from tallystick.settings import LIMITS
+from tallystick.engine.port import told_plainly
+from tallystick.errors import require
 from tallystick.store.mysql.database import Database
 
 
@@ -18,16 +17,12 @@ async def find_tenant(database: Database, name: str) -> Tenant | None:
 
 async def ensure_tenant(database: Database, name: str) -> Tenant:
     """The tenant of that name, made if it is new."""
-    try:
+    with told_plainly():
         async with database.writing() as session:
             # Not IGNORE, which would also forgive a name that is none.
             await session.execute(
                 "INSERT INTO tally_tenant (name) VALUES (%s) ON DUPLICATE KEY UPDATE name = name", name
             )
-    except Contended as contended:
-        raise InFlight(LIMITS.lock_wait_seconds) from contended
-    except Lost as lost:
-        raise (OutcomeUnknown() if lost.commit_sent else Unreachable(str(lost))) from lost
     tenant = await find_tenant(database, name)
     require(tenant is not None, f"tenant {name} was made and is not there")
     return cast("Tenant", tenant)
