@@ -17,6 +17,7 @@ from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_object
 from tallystick.errors import require
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import numbers
 
 _SQL: Final = queries.load(__package__, "webhook.sql")
 
@@ -149,10 +150,10 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         _joined([_ABSENT if movement is None else movement.status for movement in movements]),
         _joined([name or _ABSENT for name in named]),
         _joined([(name and event.object_purpose) or _ABSENT for name, event in zip(named, events, strict=True)]),
-        _literal([None if movement is None else movement.amount_micros for movement in movements]),
-        _literal([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
-        _literal(list(accumulate(lengths[:-1], initial=1))),
-        _literal(lengths),
+        numbers([None if movement is None else movement.amount_micros for movement in movements]),
+        numbers([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
+        numbers(list(accumulate(lengths[:-1], initial=1))),
+        numbers(lengths),
         b"".join(bodies),
     )
     for (place,) in repeated:
@@ -167,10 +168,6 @@ def _joined(texts: list[str]) -> str:
         # Nobody writes control characters into ids; if somebody does, the body has them.
         return _BETWEEN.join([text.replace(_BETWEEN, "\ufffd") for text in texts]) + _BETWEEN
     return joined
-
-
-def _literal(numbers: Sequence[int | None]) -> str:
-    return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
 
 
 # Providers tell whole seconds: many events of one batch have the same.
@@ -201,9 +198,9 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
         _SQL["finish"],
         *_names([claimed for claimed, _ in ended]),
         [end.status for _, end in ended],
-        [end.tries for _, end in ended],
+        numbers([end.tries for _, end in ended]),
         [end.reason for _, end in ended],
-        [end.after_seconds for _, end in ended],
+        numbers([end.after_seconds for _, end in ended]),
     )
     return {row["number"] for row in rows}
 
@@ -316,8 +313,8 @@ async def figures(database: Database) -> Figures:
     return Figures(**dict(row or {}))
 
 
-def _names(claims: Sequence[Claimed]) -> tuple[list[int], list[int]]:
-    return [claimed.number for claimed in claims], [claimed.claim_number for claimed in claims]
+def _names(claims: Sequence[Claimed]) -> tuple[str, str]:
+    return numbers([claimed.number for claimed in claims]), numbers([claimed.claim_number for claimed in claims])
 
 
 def _claimed(row: asyncpg.Record) -> Claimed:

@@ -61,7 +61,7 @@ SELECT * FROM claimed ORDER BY number;
 -- name: renew
 -- The fence, here as in every later UPDATE: who lost an event does not get it back by renewing.
 UPDATE tally.webhook_events e SET processing_until = clock_timestamp() + $3::interval
-  FROM unnest($1::bigint[], $2::integer[]) AS mine (n, claim)
+  FROM unnest($1::text::bigint[], $2::text::integer[]) AS mine (n, claim)
  WHERE e.number = mine.n AND e.claim_number = mine.claim AND e.status || '' = 'IN_PROCESSING'
 RETURNING e.number;
 
@@ -72,7 +72,7 @@ UPDATE tally.webhook_events e
        processed_at = CASE WHEN mine.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED') THEN clock_timestamp() END,
        due_at = CASE mine.status WHEN 'UNPROCESSED' THEN clock_timestamp() + mine.after * interval '1 second'
                      ELSE e.due_at END
-  FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[], $5::text[], $6::float8[])
+  FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[], $4::text::integer[], $5::text[], $6::text::float8[])
        AS mine (n, claim, status, tries, reason, after)
  WHERE e.number = mine.n AND e.claim_number = mine.claim AND e.status || '' = 'IN_PROCESSING'
 RETURNING e.number;
@@ -151,7 +151,7 @@ SELECT (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(received_at))
 -- name: hold
 -- Those that are still under their claims, and stay so until this transaction ends.
 SELECT e.number
-  FROM unnest($1::bigint[], $2::integer[]) AS mine (n, claim)
+  FROM unnest($1::text::bigint[], $2::text::integer[]) AS mine (n, claim)
  CROSS JOIN LATERAL (SELECT * FROM tally.webhook_events e
                       WHERE e.number = mine.n AND e.claim_number = mine.claim AND e.status || '' = 'IN_PROCESSING'
                         FOR NO KEY UPDATE) AS e;
