@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "store",
         "web",
+        "workers",
     },
     "probes": {"app", "core", "errors", "flows", "providers", "queries", "settings", "store", "web"},
     "cli": {"app", "bench", "core", "errors", "flows", "probes", "providers", "settings", "store", "web", "workers"},

@@ -337,8 +337,16 @@ async def running(
         await (migrate(dsn) if migrating else require_current(dsn))
         # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs, of
         # refunds and of webhooks; a tick's chunks and its recorder; the sweepers and the collector, and what is done to
-        # single orders; an events worker, and the renewal beside it; the intake from Kafka.
-        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 3 + limits.readers
+        # single orders; batches of events, and the renewal beside each; the intake from Kafka.
+        connections = (
+            9 * limits.lanes
+            + 1
+            + limits.settlement_lanes
+            + 4
+            + limits.order_steps
+            + 2 * limits.event_workers
+            + limits.readers
+        )
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (

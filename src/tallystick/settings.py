@@ -128,7 +128,7 @@ class Limits:
     webhook_backfill_pages: int = 100
     # Events under one claim: one UPDATE to take them and one to finish them.
     event_chunk: int = 500
-    # Workers of events in one process: while the database works on one's batch, Python decides the other's.
+    # Batches at once while events queue up: while the database works on one, Python decides the other.
     event_workers: int = 2
     # How often a worker looks for events when nobody woke it; the longest pause while the database is under pressure.
     event_pause_seconds: float = 3.0

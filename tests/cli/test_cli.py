@@ -198,6 +198,28 @@ def test_every_bench_runs_and_reports(dsn: str, name: str) -> None:
     assert result["value"] > 0
 
 
+def test_the_saga_bench_pays_and_gives_back(dsn: str) -> None:
+    """The bench itself stops where an event did not come to its end, or where the books do not verify."""
+    shown = tally("bench", "saga", "--json", "--seconds", "0.5", "--runs", "1", dsn=dsn)
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    details = result["details"]
+    assert min(result["value"], result["baseline"], details["compensations_per_second"]) > 0
+    # Few statements for many events; the baseline is one by one.
+    assert details["paid_statements_per_event"] < 0.2
+    assert details["baseline_statements_per_event"] > 10
+    assert min(details["paid_worker_us_per_event"], details["paid_server_us_per_event"]) > 0
+
+
+def test_the_checkout_bench_sells_over_http(dsn: str) -> None:
+    """It stops where the buyers, the database and the provider's books do not tell the same."""
+    shown = tally("bench", "checkout", "--json", "--seconds", "0.5", "--runs", "1", dsn=dsn)
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    assert min(result["value"], result["baseline"]) > 0
+    assert {"p99_ms", "service_us_per_checkout", "simulator_us_per_checkout"} <= result["details"].keys()
+
+
 def test_the_settlement_bench_pays_over_both_providers_and_times_its_claim(dsn: str) -> None:
     """The bench itself stops where a row is not paid once, or where the books do not verify."""
     sizes = ("--seconds", "0.5", "--runs", "1", "--rows", "2000", "--finished", "2000")

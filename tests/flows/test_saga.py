@@ -361,3 +361,28 @@ async def test_a_year_later_nothing_more_is_refunded(till: Desk, control: Contro
     await till.refunds.sweep()
     assert await till.refund_statuses(order) == ["COMPLETED"]
     assert len(till.given_back()) == 1
+
+
+async def test_what_is_told_of_a_failed_refund_is_not_the_next_ones(till: Desk, control: Control) -> None:
+    """Of a provider that keeps no reference on refunds: the first one failed, and its arrival is told after all."""
+    control.plan("stripe.refund:drop_before@1-2")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    await till.tell("re_1", "evt_2", purpose="refund", state="failed", parent=payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["FAILED"]
+    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
+    await till.tell("re_1", "evt_3", purpose="refund", parent=payment)
+    await till.tell("re_1", "evt_4", purpose="refund", state="failed", parent=payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["FAILED", "PENDING"]
+    assert (await till.balances())["owed"] == PRICE
+    assert await till.ended() == {
+        "evt_1": "UNPROCESSED",
+        "evt_2": "PROCESSED_OK",
+        "evt_3": "PROCESSED_OK",
+        "evt_4": "PROCESSED_OK",
+    }
+    assert await till.breaks() == ["contradicted", "refund_failed"]
+    assert await broken(till.dsn) == {}

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
+
+from tallystick.store import migrate
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +15,21 @@ class Bug:
     noticed_by: tuple[str, ...]
     # The fixture of a server that those tests borrow, besides the database.
     on: str | None = None
+
+
+def migrated(*changes: tuple[str, str]) -> None:
+    """The schema with these parts replaced, in every migration that has them: a later one may say it again.
+
+    A part that is nowhere would plant nothing.
+    """
+    original = migrate.migrations
+
+    def migrations() -> list[migrate.Migration]:
+        found = original()
+        for old, new in changes:
+            if not any(old in one.sql for one in found):
+                raise ValueError(f"no migration has {old!r} any more")
+            found = [migrate.Migration(one.number, one.name, one.sql.replace(old, new)) for one in found]
+        return found
+
+    cast("Any", migrate).migrations = migrations

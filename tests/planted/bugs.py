@@ -28,6 +28,7 @@ from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.order_status_bugs import ORDER_STATUS_BUGS
 from tests.planted.payment_bugs import PAYMENT_BUGS
 from tests.planted.provider_bugs import PROVIDER_BUGS
+from tests.planted.saga_bugs import SAGA_BUGS
 from tests.planted.settlement_bugs import SETTLEMENT_BUGS
 from tests.planted.webhook_bugs import WEBHOOK_BUGS
 
@@ -139,6 +140,7 @@ BUGS: Mapping[str, Bug] = {
     **PROVIDER_BUGS,
     **SETTLEMENT_BUGS,
     **ORDER_BUGS,
+    **SAGA_BUGS,
     **WEBHOOK_BUGS,
     **PAYMENT_BUGS,
     **CHECKOUT_BUGS,

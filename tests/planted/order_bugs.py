@@ -7,10 +7,9 @@ from uuid import UUID, uuid4
 
 from tallystick.core import order as deciders
 from tallystick.engine.group_commit import GroupCommit
-from tallystick.store import migrate
 from tallystick.store import order as orders
 from tallystick.store.operation import PostgresTransaction
-from tests.planted.bug import Bug
+from tests.planted.bug import Bug, migrated
 
 FLOW: Final = "tests/flows/test_order.py::"
 SWEEP: Final = "tests/flows/test_order_sweep.py::"
@@ -26,29 +25,10 @@ def _reworded(name: str, *changes: tuple[str, str]) -> None:
         orders._SQL[name] = orders._SQL[name].replace(old, new)
 
 
-def _migrated(*changes: tuple[str, str]) -> None:
-    """The schema of orders, with these parts replaced."""
-    original = migrate.migrations
-
-    def migrations() -> list[migrate.Migration]:
-        found = original()
-        for position, one in enumerate(found):
-            if one.name == "order":
-                sql = one.sql
-                for old, new in changes:
-                    if old not in sql:
-                        raise ValueError(f"the migration has no {old!r} any more")
-                    sql = sql.replace(old, new)
-                found[position] = migrate.Migration(one.number, one.name, sql)
-        return found
-
-    cast("Any", migrate).migrations = migrations
-
-
 def sweeper_releases_twice() -> None:
     """It writes to what it once read, and the counters follow what is written, not what has changed."""
     _reworded("finish", (" AND o.status || '' = 'PENDING'", ""))
-    _migrated(
+    migrated(
         ("CASE status WHEN 'PENDING' THEN -quantity ELSE 0 END", "-quantity"),
         ("WHEN (old.status <> new.status AND old.status <> 'PENDING')", "WHEN (false)"),
     )
@@ -63,7 +43,7 @@ def sweepers_share_rows() -> None:
 def sold_on_a_stale_reading() -> None:
     """The stock is read and not locked; two processes sell the last piece. The CHECK is off as well."""
     _reworded("lock_stocks", ("FOR NO KEY UPDATE", "OFFSET 0"))
-    _migrated(
+    migrated(
         ("CONSTRAINT never_oversold CHECK (reserved + sold <= stock)", "CHECK (true)"),
         ("FOR NO KEY UPDATE) AS locked", "OFFSET 0) AS locked"),
     )
@@ -75,7 +55,7 @@ def stock_read_without_a_lock() -> None:
 
 
 def no_check_against_overselling() -> None:
-    _migrated(("CONSTRAINT never_oversold CHECK (reserved + sold <= stock)", "CHECK (true)"))
+    migrated(("CONSTRAINT never_oversold CHECK (reserved + sold <= stock)", "CHECK (true)"))
 
 
 def oversold_within_a_batch() -> None:

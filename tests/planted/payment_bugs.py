@@ -13,34 +13,14 @@ from tallystick.core.provider import Sending, Unknown
 from tallystick.flows import payment as flow
 from tallystick.flows import sending
 from tallystick.providers.steady import steady
-from tallystick.store import migrate
 from tallystick.store import payment as store
-from tests.planted.bug import Bug
+from tests.planted.bug import Bug, migrated
 
 FLOW: Final = "tests/flows/test_payment.py::"
 COLLECT: Final = "tests/flows/test_payment_collect.py::"
 RULES: Final = "tests/store/test_payment_rules.py::"
 CORE: Final = "tests/core/test_payment.py::"
 CRASH: Final = "tests/faults/test_payment_crash.py::"
-
-
-def _migrated(*changes: tuple[str, str]) -> None:
-    """The schema of payments, with these parts replaced."""
-    original = migrate.migrations
-
-    def migrations() -> list[migrate.Migration]:
-        found = original()
-        for position, one in enumerate(found):
-            if one.name == "payment":
-                sql = one.sql
-                for old, new in changes:
-                    if old not in sql:
-                        raise ValueError(f"the migration has no {old!r} any more")
-                    sql = sql.replace(old, new)
-                found[position] = migrate.Migration(one.number, one.name, sql)
-        return found
-
-    cast("Any", migrate).migrations = migrations
 
 
 def charged_before_the_intent_is_committed() -> None:
@@ -99,18 +79,18 @@ def new_attempt_beside_a_pending_one() -> None:
         return original(order, charge, history, **more)
 
     cast("Any", deciders).next_step = next_step
-    _migrated(
+    migrated(
         ("CREATE UNIQUE INDEX one_live_charge", "CREATE INDEX one_live_charge"),
         ("AND before.status IS DISTINCT FROM 'FAILED') AS early", "AND false) AS early"),
     )
 
 
 def no_unique_live_charge() -> None:
-    _migrated(("CREATE UNIQUE INDEX one_live_charge", "CREATE INDEX one_live_charge"))
+    migrated(("CREATE UNIQUE INDEX one_live_charge", "CREATE INDEX one_live_charge"))
 
 
 def no_failure_before_the_next_attempt() -> None:
-    _migrated(("AND before.status IS DISTINCT FROM 'FAILED') AS early", "AND false) AS early"))
+    migrated(("AND before.status IS DISTINCT FROM 'FAILED') AS early", "AND false) AS early"))
 
 
 def sends_without_asking() -> None:

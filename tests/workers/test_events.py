@@ -136,6 +136,46 @@ async def test_an_outage_does_not_end_it() -> None:
                 await asyncio.sleep(0.01)
 
 
+class Meeting(Scripted):
+    """After the first, a batch is full only for those who are two at a time in it."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self._first = first
+        self._inside = 0
+        self.most_inside = 0
+
+    async def run_once(self) -> Processed:
+        self.asked += 1
+        if self.asked == 1:
+            return Processed(claimed=self._first)
+        self._inside += 1
+        self.most_inside = max(self.most_inside, self._inside)
+        # Who is alone goes on when it is clear that nobody joins him.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        self._inside -= 1
+        return Processed()
+
+
+@pytest.mark.parametrize(("first", "most"), [(LIMITS.event_chunk, LIMITS.event_workers), (LIMITS.event_chunk - 1, 1)])
+async def test_only_what_queues_up_is_worked_off_side_by_side(first: int, most: int) -> None:
+    """Of a few events, one batch costs less than two."""
+    events = Meeting(first)
+    async with at_work(EventsWorker(events, limits=EAGER)):  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            while events.asked < 6:
+                await asyncio.sleep(0.01)
+    assert events.most_inside == most
+
+
+async def test_a_broken_invariant_is_not_hidden_by_an_outage_beside_it() -> None:
+    full = Processed(claimed=LIMITS.event_chunk)
+    worker = EventsWorker(Scripted(full, Unreachable("gone"), InvariantBroken("look")), limits=EAGER)  # type: ignore[arg-type]
+    with pytest.raises(InvariantBroken):
+        await worker.run(asyncio.Event())
+
+
 async def test_a_broken_invariant_ends_it() -> None:
     worker = EventsWorker(Scripted(InvariantBroken("look")), limits=EAGER)  # type: ignore[arg-type]
     with pytest.raises(InvariantBroken):

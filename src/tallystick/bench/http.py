@@ -21,7 +21,7 @@ _CONNECTIONS = 128
 _BATCH_CONNECTIONS = 4
 _BASELINE_LANES = 16
 _ACCOUNTS = 10_000
-_KEY = "tsk_bench"
+KEY = "tsk_bench"
 
 
 async def http(settings: Settings, *, seconds: float, runs: int, seed: int) -> Result:
@@ -61,7 +61,7 @@ def _operation(seed: int, number: int) -> bytes:
 
 def post(path: str, body: bytes, more: str = "") -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {_KEY}\r\n{more}"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n{more}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -114,7 +114,7 @@ async def _compare(
 @asynccontextmanager
 async def service(dsn: str, lanes: int, size: int) -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tallystick.bench.service", dsn, _KEY, str(lanes), str(size)),
+        *(sys.executable, "-m", "tallystick.bench.service", dsn, KEY, str(lanes), str(size)),
         stdout=asyncio.subprocess.PIPE,
     )
     require(process.stdout is not None, "the service's output is a pipe")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tallystick import settings as configuration
+from tallystick.bench.checkout import checkout
 from tallystick.bench.gate import ATTEMPTS, gate, gate_over_http
 from tallystick.bench.growth import growth
 from tallystick.bench.http import batch, http
@@ -66,6 +67,7 @@ BENCHES: dict[str, Bench] = {
     "gate": lambda on, size: gate(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
     "gate-http": lambda on, size: gate_over_http(on, runs=size.runs, seed=size.seed, attempts=size.rows or ATTEMPTS),
     "saga": lambda on, size: saga(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
+    "checkout": lambda on, size: checkout(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "webhooks": lambda on, size: webhooks(
         on, seconds=size.seconds, runs=size.runs, seed=size.seed, open_seconds=size.open_seconds, spike=size.spike
     ),

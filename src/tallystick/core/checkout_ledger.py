@@ -108,8 +108,9 @@ def postings(moves: Sequence[Moved], token: str) -> list[Claim]:
 
 def accounts_of(moves: Sequence[Moved]) -> dict[tuple[int, str], tuple[str, int | None]]:
     """What must exist for them: by tenant's number and account, its currency and floor."""
+    ways = {(moved.tenant.number, moved.move, moved.provider, moved.currency) for moved in moves}
     return {
-        (moved.tenant.number, account(place, moved.provider, moved.currency)): (moved.currency, FLOORS[place])
-        for moved in moves
-        for place in MOVES[moved.move]
+        (number, account(place, provider, currency)): (currency, FLOORS[place])
+        for number, move, provider, currency in ways
+        for place in MOVES[move]
     }

@@ -132,7 +132,8 @@ class KafkaLog:
                 "linger.ms": limits.kafka_linger_seconds * 1_000,
                 "compression.type": "lz4",
                 "message.max.bytes": limits.kafka_record_bytes,
-                "queue.buffering.max.messages": limits.queue,
+                # The bound is ours. The client counts a message for a moment after it was acknowledged.
+                "queue.buffering.max.messages": limits.queue * 2,
                 # What the receiver holds at once, and what was read from it.
                 "queue.buffering.max.kbytes": 2 * limits.webhook_bytes // 1024,
                 # As Java clients place a key.

@@ -1,7 +1,7 @@
 """The port: what a log of webhooks promises, whatever it is kept in."""
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,6 +23,27 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
     behind: int
     read: int
+
+
+class Answered(Protocol):
+    """Who is told what became of a delivery; see `engine.group_commit.Answered`. A future is one."""
+
+    def done(self) -> bool:
+        """Whether it was told already, or no longer wants to know."""
+
+    def set_result(self, fresh: int, /) -> None:
+        """Every event of it is durable; so many were not told before."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """It cannot be stored now."""
+
+
+@runtime_checkable
+class Direct(Protocol):
+    """A log that tells somebody directly, at the moment of the commit: no future, and no turn of the event loop."""
+
+    def append_for(self, answered: Answered, delivery: Delivery) -> None:
+        """`EventLog.append`, told to `answered`. Raises Busy at once, and then tells it nothing."""
 
 
 class EventLog(Protocol):

@@ -64,6 +64,16 @@ class SweptRefunds(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = 0
 
 
+class _Said(msgspec.Struct, frozen=True):
+    """What the provider said of a refund, as evidence, and its id of the one refund it spoke of."""
+
+    response: bytes | None = None
+    refund_id: str | None = None
+
+
+_NOTHING: Final = _Said()
+
+
 class Refunds:
     """Gives back for every tenant, over every configured provider. Use as an async context manager."""
 
@@ -246,16 +256,16 @@ class Refunds:
             patience=self._patience,
             jitter=self._jitter(),
         )
-        response: bytes | None = None
+        said = _NOTHING
         if isinstance(step, LookUp):
             now = _now(one.now, heard)
-            step, response = await self._asked(adapter, one, now)
+            step, said = await self._asked(adapter, one, now)
         if isinstance(step, Resend):
             return step
-        await self._record(one, step, response)
+        await self._record(one, step, said)
         return step
 
-    async def _asked(self, adapter: Provider, one: Claimed, now: datetime) -> tuple[Resend | Entry, bytes]:
+    async def _asked(self, adapter: Provider, one: Claimed, now: datetime) -> tuple[Resend | Entry, _Said]:
         """Ask the provider's books; what they make of it, and the evidence. Dated before the question."""
         looked = await self._look_up(adapter, one, now)
         books = self.terms.books[one.owed.provider]
@@ -316,23 +326,23 @@ class Refunds:
         self._sender.heard(provider, answer)
         now = _now(begun.now, heard)
         entry = after_answer(begun.owed, begun.history, answer, now=now, patience=self._patience, jitter=self._jitter())
-        response = _answered(answer)
+        said = _answered(answer)
         if isinstance(entry, Failed) and isinstance(answer, Refused):
-            entry, response = await self._refused(adapter, begun, entry, now, response)
-        is_recorded = await self._record(begun, entry, response, Answered(begun.attempt, answer), event)
+            entry, said = await self._refused(adapter, begun, entry, now, said)
+        is_recorded = await self._record(begun, entry, said, Answered(begun.attempt, answer), event)
         await self._sender.tell_breaker(provider)
         return entry if is_recorded else Hold(now, begun.owed.tries)
 
     async def _refused(
-        self, adapter: Provider, begun: Begun, refused: Failed, now: datetime, response: bytes
-    ) -> tuple[Entry, bytes]:
+        self, adapter: Provider, begun: Begun, refused: Failed, now: datetime, said: _Said
+    ) -> tuple[Entry, _Said]:
         """A refusal is not believed before the books were asked: "already refunded" may be our own refund."""
         books = self.terms.books[begun.owed.provider]
         if books.lookup is Lookup.NONE:
-            return refused, response
+            return refused, said
         looked = await self._look_up(adapter, begun, now)
         if isinstance(looked, Absent):
-            return refused, response
+            return refused, said
         step = after_look(
             begun.owed,
             NOTHING_SENT,
@@ -349,7 +359,7 @@ class Refunds:
         self,
         one: Claimed | Begun,
         entry: Entry,
-        response: bytes | None,
+        said: _Said,
         answered: Answered | None = None,
         event: ClaimedEvent | None = None,
     ) -> bool:
@@ -358,9 +368,10 @@ class Refunds:
             key=one.owed.key,
             claim_number=one.owed.claim_number,
             entry=entry,
-            response=response,
+            response=said.response,
             answered=answered,
             event=event,
+            failed_as=said.refund_id if isinstance(entry, Failed) else None,
         )
         if isinstance(entry, Failed):
             log.error("refund_failed", order=str(one.owed.order_id), reason=entry.reason, next="tally refund")
@@ -388,20 +399,22 @@ def _now(said: datetime, heard: float) -> datetime:
     return said + timedelta(seconds=max(steady() - heard, 0.0))
 
 
-def _answered(answer: Answer) -> bytes:
-    what = answer.movement.status if isinstance(answer, Done) else f"{answer.code}: {answer.message}"
-    return _kept("answered", type(answer).__name__.lower(), what, answer.evidence)
+def _answered(answer: Answer) -> _Said:
+    if isinstance(answer, Done):
+        return _Said(_kept("answered", "done", answer.movement.status, answer.evidence), answer.id)
+    return _Said(_kept("answered", type(answer).__name__.lower(), f"{answer.code}: {answer.message}", answer.evidence))
 
 
-def _looked(looked: Looked) -> bytes:
+def _looked(looked: Looked) -> _Said:
     match looked:
         case Found():
             ids = ", ".join(f"{movement.id} {movement.status}" for movement in looked.movements)
-            return _kept("looked_up", "found", ids, looked.evidence)
+            only = looked.movements[0].id if len(looked.movements) == 1 else None
+            return _Said(_kept("looked_up", "found", ids, looked.evidence), only)
         case Absent():
-            return _kept("looked_up", "absent", looked.lookup, looked.evidence)
+            return _Said(_kept("looked_up", "absent", looked.lookup, looked.evidence))
         case Undecided():
-            return _kept("looked_up", "undecided", f"{looked.code}: {looked.message}", looked.evidence)
+            return _Said(_kept("looked_up", "undecided", f"{looked.code}: {looked.message}", looked.evidence))
 
 
 def _kept(what: str, found: str, detail: str, exchanges: Sequence[object]) -> bytes:

@@ -88,7 +88,8 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a refund. `claim_number` None: the provider told it by itself, so no claim is asked for.
 
-    `event` is the one that waits for it, where the caller has it in hand.
+    `event` is the one that waits for it, where the caller has it in hand. `failed_as`: the provider's id of a refund
+    that it made and that failed: what is told of it later must not be taken for the next one's.
     """
 
     tenant: Tenant
@@ -98,6 +99,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     response: bytes | None = None
     answered: Answered | None = None
     event: ClaimedEvent | None = None
+    failed_as: str | None = None
 
 
 class RefundRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -459,7 +461,7 @@ def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
                 reasons.append(None)
             case Failed(reason):
                 statuses.append("FAILED")
-                refunds.append(None)
+                refunds.append(None if item.failed_as is None else intents.storable(item.failed_as))
                 reasons.append(intents.storable(reason))
             case Hold():
                 statuses.append("PENDING")

@@ -49,6 +49,7 @@ from tallystick.store import intent as intents
 from tallystick.store import refund, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import booleans, numbers, uuids
 from tallystick.store.refund import Begun, Debt, Result, Terms
 from tallystick.store.webhook import Claimed
 
@@ -207,14 +208,14 @@ class _Batch:
 
     async def lock(self, wanted: set[Place]) -> None:
         """Lock the orders, in one order; then read what is stored of each."""
-        places = sorted(wanted)
+        places = sorted(wanted, key=_in_order)
         if not places:
             return
-        columns = [tenant for tenant, _ in places], [id_ for _, id_ in places]
+        columns = numbers([tenant for tenant, _ in places]), uuids([id_ for _, id_ in places])
         rows = await self._connection.fetch(_SQL["lock_orders"], *columns)
         receipts: dict[Place, list[Receipt]] = {}
         for row in await self._connection.fetch(_SQL["receipts"], *columns):
-            receipts.setdefault((row["tenant_id"], _uuid(row["order_id"])), []).append(
+            receipts.setdefault((row["tenant_id"], row["order_id"]), []).append(
                 Receipt(
                     payment_intent_id=row["payment_intent_id"],
                     fate=row["fate"],
@@ -235,7 +236,7 @@ class _Batch:
             )
             self._stocks = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
         for row in rows:
-            place = row["tenant_id"], _uuid(row["id"])
+            place = row["tenant_id"], row["id"]
             self._skus[place] = row["tenant_id"], row["sku"]
             self._cases[place] = Case(
                 status=row["status"],
@@ -256,17 +257,17 @@ class _Batch:
         if not names:
             return {}
         rows = await self._connection.fetch(
-            _SQL["charges_again"], [tenant for tenant, _ in names], [key for _, key in names]
+            _SQL["charges_again"], numbers([tenant for tenant, _ in names]), [key for _, key in names]
         )
-        now = {(row["tenant_id"], row["idempotency_key"]): row for row in rows}
-        return {
-            number: msgspec.structs.replace(
-                charge,
-                status=now[charge.tenant.number, charge.key]["status"],
-                payment_intent_id=now[charge.tenant.number, charge.key]["payment_intent_id"],
+        now = {(tenant, key): (status, id_) for tenant, key, status, id_ in rows}
+        current = {}
+        for number, charge in found.items():
+            status, id_ = now[charge.tenant.number, charge.key]
+            is_same = charge.status == status and charge.payment_intent_id == id_
+            current[number] = (
+                charge if is_same else msgspec.structs.replace(charge, status=status, payment_intent_id=id_)
             )
-            for number, charge in found.items()
-        }
+        return current
 
     def _take(
         self, event: Claimed, movement: Movement, charge: _Charge | None, ours: Ours | None, decision: Decision
@@ -361,6 +362,7 @@ class _Batch:
                             claim_number=None,
                             entry=entry,
                             response=_said(event, movement),
+                            failed_as=None if is_done else movement.id,
                         )
                     )
                     logged[name] = LoggedRefund(status="COMPLETED" if is_done else "FAILED", refund_id=movement.id)
@@ -422,26 +424,26 @@ class _Batch:
         taken.sort(key=lambda one: (one[2].id, one[1].provider))
         await self._connection.execute(
             _SQL["receive"],
-            [charge.tenant.number for charge, *_ in taken],
-            [charge.order_id for charge, *_ in taken],
-            [event.provider for _, event, *_ in taken],
-            [movement.id for _, _, movement, _, _ in taken],
-            [charge.key for charge, *_ in taken],
-            [movement.amount_micros for _, _, movement, _, _ in taken],
-            [movement.currency for _, _, movement, _, _ in taken],
-            [fate for *_, fate, _ in taken],
-            [reason for *_, reason in taken],
-            [event.number for _, event, *_ in taken],
-            [event.received_at for _, event, *_ in taken],
+            numbers([one[0].tenant.number for one in taken]),
+            uuids([one[0].order_id for one in taken]),
+            [one[1].provider for one in taken],
+            [one[2].id for one in taken],
+            [one[0].key for one in taken],
+            numbers([one[2].amount_micros for one in taken]),
+            [one[2].currency for one in taken],
+            [one[3] for one in taken],
+            [one[4] for one in taken],
+            numbers([one[1].number for one in taken]),
+            [one[1].received_at for one in taken],
         )
         if not self._paid:
             return
-        paid = sorted(self._paid, key=lambda one: one[0].place)
+        paid = sorted(self._paid, key=lambda one: _in_order(one[0].place))
         moved = await self._connection.fetch(
             _SQL["pay"],
-            [charge.tenant.number for charge, *_ in paid],
-            [charge.order_id for charge, *_ in paid],
-            [is_backordered for *_, is_backordered in paid],
+            numbers([one[0].tenant.number for one in paid]),
+            uuids([one[0].order_id for one in paid]),
+            booleans([one[3] for one in paid]),
         )
         require(len(moved) == len(paid), "an order that was locked as payable could not be paid")
 
@@ -627,14 +629,14 @@ async def _found_refunds(
     parents = await connection.fetch(
         _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.parent for _, movement in told]
     )
-    ours = {told[row["place"] - 1][0].number: (row["tenant_id"], _uuid(row["order_id"])) for row in parents}
+    ours = {told[row["place"] - 1][0].number: (row["tenant_id"], row["order_id"]) for row in parents}
     return found, ours
 
 
 def _charge(row: asyncpg.Record) -> _Charge:
     return _Charge(
         tenant=Tenant(row["tenant_id"], row["tenant"]),
-        order_id=_uuid(row["order_id"]),
+        order_id=row["order_id"],
         key=row["idempotency_key"],
         status=row["status"],
         payment_intent_id=row["payment_intent_id"],
@@ -644,9 +646,14 @@ def _charge(row: asyncpg.Record) -> _Charge:
 def _refund(row: asyncpg.Record) -> _Refund:
     return _Refund(
         tenant=Tenant(row["tenant_id"], row["tenant"]),
-        order_id=_uuid(row["order_id"]),
+        order_id=row["order_id"],
         key=row["idempotency_key"],
     )
+
+
+def _in_order(place: Place) -> tuple[int, bytes]:
+    """As the ids sort themselves, and several times faster."""
+    return place[0], place[1].bytes
 
 
 def _moved(charge: _Charge, movement: Movement, move: str) -> Moved:
@@ -673,8 +680,3 @@ def _said(event: Claimed, movement: Movement) -> bytes:
     return msgspec.json.encode(
         {"what": "told", "event": event.event_id, "type": event.type, "refund": movement.id, "status": movement.status}
     )
-
-
-def _uuid(value: UUID) -> UUID:
-    """As everybody else's: the driver's own kind sorts and compares otherwise."""
-    return UUID(bytes=value.bytes)

@@ -22,7 +22,7 @@ SELECT g.place, l.tenant_id, t.name AS tenant, l.order_id, l.idempotency_key, l.
 -- Given sorted, and locked in that order: who charges, cancels, sweeps or pays an order passes here one by one.
 SELECT o.tenant_id, o.id, o.status, o.sku, o.quantity, o.amount_micros, o.currency, p.late, p.other_amount,
        clock_timestamp() AS now
-  FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, i)
+  FROM unnest($1::text::integer[], $2::text::uuid[]) AS wanted (t, i)
  CROSS JOIN LATERAL (SELECT * FROM tally.orders o WHERE o.tenant_id = wanted.t AND o.id = wanted.i
                         FOR NO KEY UPDATE) AS o
   LEFT JOIN LATERAL (SELECT * FROM tally.checkout_policy p WHERE p.tenant_id = o.tenant_id OFFSET 0) AS p ON true;
@@ -30,13 +30,13 @@ SELECT o.tenant_id, o.id, o.status, o.sku, o.quantity, o.amount_micros, o.curren
 -- name: charges_again
 -- In a statement of its own, after the locks: it must see what the one before us committed.
 SELECT l.tenant_id, l.idempotency_key, l.status, l.payment_intent_id
-  FROM unnest($1::integer[], $2::bytea[]) AS given (t, k)
+  FROM unnest($1::text::integer[], $2::bytea[]) AS given (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.idempotency_key = given.k AND l.tenant_id = given.t OFFSET 0) AS l;
 
 -- name: receipts
 SELECT r.tenant_id, r.order_id, r.payment_intent_id, r.fate, r.event_number, f.status AS refund
-  FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, i)
+  FROM unnest($1::text::integer[], $2::text::uuid[]) AS wanted (t, i)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_receipt r WHERE r.order_id = wanted.i AND r.tenant_id = wanted.t
                      OFFSET 0) AS r
   LEFT JOIN LATERAL (SELECT l.status FROM tally.payment_idempotency_log l
@@ -69,13 +69,13 @@ UPDATE tally.payment_idempotency_log l
 -- No ON CONFLICT: a second receipt of a payment is a race that the order's lock excludes, or a bug.
 INSERT INTO tally.payment_receipt (tenant_id, order_id, provider, payment_intent_id, charge_key, amount_micros, currency,
                                    fate, reason, event_number, received_at)
-SELECT * FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::text[], $8::text[],
-                     $9::text[], $10::bigint[], $11::timestamptz[]);
+SELECT * FROM unnest($1::text::integer[], $2::text::uuid[], $3::text[], $4::text[], $5::bytea[], $6::text::bigint[],
+                     $7::text[], $8::text[], $9::text[], $10::text::bigint[], $11::timestamptz[]);
 
 -- name: pay
 -- A whole batch. Written so (status || '') that the primary key finds the rows.
 UPDATE tally.orders o SET status = 'PAID', changed_at = clock_timestamp(), is_backordered = given.backordered
-  FROM unnest($1::integer[], $2::uuid[], $3::boolean[]) AS given (t, i, backordered)
+  FROM unnest($1::text::integer[], $2::text::uuid[], $3::text::boolean[]) AS given (t, i, backordered)
  WHERE o.tenant_id = given.t AND o.id = given.i AND o.status || '' IN ('PENDING', 'CANCELLED_BY_SWEEPER')
 RETURNING o.id;
 

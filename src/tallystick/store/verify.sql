@@ -145,11 +145,12 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
                             WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid))
-     + (SELECT count(*) FROM unnest(ARRAY['never_oversold', 'sku_reserved_check', 'sku_sold_check',
-            'sku_backordered_check']) AS wanted (name)
-         WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
-                              AND k.conname = wanted.name AND k.convalidated)) AS broken,
-       93 AS checked;
+     + (SELECT count(*) FROM unnest(ARRAY['sku.never_oversold', 'sku.sku_reserved_check', 'sku.sku_sold_check',
+            'sku.sku_backordered_check', 'orders.backordered_is_paid']) AS wanted (name)
+         WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+                            WHERE c.relname || '.' || k.conname = wanted.name AND k.convalidated)) AS broken,
+       94 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under

@@ -25,13 +25,13 @@ from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect
 from tallystick.providers.simulator.faults import Faults, Strike
-from tallystick.providers.simulator.posting import Answered, NotDelivered, post
+from tallystick.providers.simulator.posting import Answered, NotDelivered, Posting
 from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
 from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
-# Attempts under way at once, of each dialect.
-MOST_AT_ONCE: Final = 16
+# Attempts under way at once, of each dialect: a receiver that stores many in one commit answers them together.
+MOST_AT_ONCE: Final = 64
 # Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
 # than the calls that have something to tell. Whoever asked for everything due (`drain`) does not wait.
 AFTER_FAILURE: Final = 0.05
@@ -66,6 +66,7 @@ class Webhooks:
         self._clock = clock
         self._faults = faults
         self._dialects = dialects
+        self._posting = Posting()
         self._under_way: dict[str, dict[int, asyncio.Task[None]]] = {name: {} for name in dialects}
         # Until when, in the loop's time, a dialect rests.
         self._failed_until: dict[str, float] = {}
@@ -171,7 +172,7 @@ class Webhooks:
         try:
             notification = tricks.notification(dialect, event.body, endpoint, now=now, trick=delivery.trick)
             seconds = ANSWER_SECONDS[delivery.dialect]
-            answered = await post(endpoint.url, notification.headers, notification.body, seconds=seconds)
+            answered = await self._posting.post(endpoint.url, notification.headers, notification.body, seconds=seconds)
         except NotDelivered as trouble:
             return None, str(trouble)
         except Exception as error:  # noqa: BLE001  whatever it is: as bad as a receiver that refuses, and as often tried
@@ -226,6 +227,7 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._posting.close()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for of_dialect in self._under_way.values() for task in of_dialect.values()]

@@ -1,0 +1,185 @@
+"""What would give money back twice, too early or not at all: each danger of the saga by itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any, cast
+
+import asyncpg
+import pytest
+
+from tallystick.core.order import order_id
+from tallystick.core.provider import Answer, Looked, Refund, Sending
+from tallystick.core.settlement import Transferred
+from tallystick.store import refund as store
+from tallystick.store import webhook
+from tallystick.store.migrate import migrate
+from tallystick.store.refund import RecordWork, Result
+from tests import servers
+from tests.ledgers import broken, fetchval
+from tests.orders import LONG, waits
+from tests.payments import age
+from tests.providers.worlds import Control
+from tests.sagas import LEASE, Desk, desk
+from tests.settlements import empty
+
+PRICE = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def attacked_dsn(embedded18: servers.Server) -> str:
+    return embedded18.fresh_database()
+
+
+@pytest.fixture
+async def dsn(attacked_dsn: str) -> str:
+    """One database for all of these tests, emptied before each."""
+    await migrate(attacked_dsn)
+    await empty(attacked_dsn)
+    return attacked_dsn
+
+
+@pytest.fixture
+async def till(dsn: str, control: Control) -> AsyncIterator[Desk]:
+    async with desk(dsn, control) as opened:
+        yield opened
+
+
+class Watched:
+    """The provider's refunds and questions, in the order in which they reach it."""
+
+    def __init__(self, till: Desk) -> None:
+        """From now on."""
+        self.calls: list[tuple[str, bytes]] = []
+        self.seen: list[Any] = []
+        self._dsn = till.dsn
+        provider: Any = cast("Any", till.shop.provider)
+        self._refund, self._look_up = provider.refund, provider.look_up
+        provider.refund, provider.look_up = self.refund, self.look_up
+
+    async def refund(self, asked: Refund, leave: Sending) -> Answer:
+        self.calls.append(("refund", asked.key))
+        self.seen.append(
+            await fetchval(
+                self._dsn,
+                "SELECT r.fate || ' ' || l.status || ' ' || i.attempts FROM tally.payment_idempotency_log l"
+                " JOIN tally.intent i ON i.tenant_id = l.tenant_id AND i.key = l.idempotency_key"
+                " JOIN tally.payment_receipt r ON r.tenant_id = l.tenant_id"
+                " AND r.payment_intent_id = l.payment_intent_id"
+                " WHERE l.idempotency_key = $1",
+                asked.key,
+            )
+        )
+        answer: Answer = await self._refund(asked, leave)
+        return answer
+
+    async def look_up(self, asked: Any, **more: Any) -> Looked:
+        self.calls.append(("look_up", asked.key))
+        looked: Looked = await self._look_up(asked, **more)
+        return looked
+
+
+async def test_nothing_is_given_back_before_receipt_log_and_intent_are_committed(till: Desk) -> None:
+    """What another connection sees at the moment of the call is what a crash would leave."""
+    _, payment = await till.ghost()
+    watched = Watched(till)
+    await till.tell(payment)
+    await till.run()
+    assert watched.seen == ["REFUND PENDING 1"]
+
+
+async def test_a_refund_that_is_sent_again_has_the_first_ones_key(till: Desk, control: Control) -> None:
+    control.plan("stripe.refund:rate_limited@1")
+    order, payment = await till.ghost()
+    watched = Watched(till)
+    await till.tell(payment)
+    await till.run()
+    await age(till.dsn)
+    await till.refunds.sweep()
+    sent = [key for what, key in watched.calls if what == "refund"]
+    assert len(sent) == 2
+    assert len(set(sent)) == 1
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+
+
+async def test_a_refund_that_may_have_run_is_asked_about_before_anything_is_sent(till: Desk, control: Control) -> None:
+    control.plan("stripe.refund:execute_then_drop@1")
+    order, payment = await till.ghost()
+    watched = Watched(till)
+    await till.tell(payment)
+    await till.run()
+    await age(till.dsn)
+    await till.refunds.sweep()
+    assert [what for what, _ in watched.calls] == ["refund", "look_up"]
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+
+
+async def test_already_refunded_is_looked_up_and_not_believed(till: Desk, control: Control) -> None:
+    """Nothing of ours is in the books: whoever it was, it is a person's business."""
+    control.plan("stripe.refund:refused(charge_already_refunded)@1")
+    order, payment = await till.ghost()
+    watched = Watched(till)
+    await till.tell(payment)
+    await till.run()
+    assert [what for what, _ in watched.calls] == ["refund", "look_up"]
+    assert await till.refund_statuses(order) == ["FAILED"]
+    assert await till.breaks() == ["refund_failed"]
+    assert await till.ended() == {"evt_1": "UNPROCESSED"}
+    assert (await till.balances())["owed"] == PRICE
+    assert await broken(till.dsn) == {}
+
+
+async def test_a_sweeper_that_lost_its_claim_changes_nothing(till: Desk, control: Control) -> None:
+    """Paused past its lease with an answer in hand: the row is another's by then."""
+    control.plan("stripe.refund:rate_limited@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    claims = []
+    for _ in range(2):
+        await age(till.dsn)
+        async with till.shop.database.writing() as connection:
+            (claimed,) = await store.claim_due(connection, providers=["stripe"], most=10, lease=timedelta(minutes=1))
+        claims.append(claimed)
+    late, live = (
+        Result(
+            tenant=one.tenant, key=one.owed.key, claim_number=one.owed.claim_number, entry=Transferred(f"re_{number}")
+        )
+        for number, one in enumerate(claims)
+    )
+    assert await RecordWork(till.shop.database).commit([late], patient=True) == [False]
+    assert await till.refund_statuses(order) == ["PENDING"]
+    assert (await till.balances())["owed"] == PRICE
+    assert await RecordWork(till.shop.database).commit([live], patient=True) == [True]
+    # A batch that is run again after a lost COMMIT finds its own results, and posts nothing twice.
+    assert await RecordWork(till.shop.database).commit([live], patient=True) == [True]
+    assert await till.balances() == {"taken": 0, "owed": 0}
+    (refund,) = await till.refunds_of(order)
+    assert refund.view.refund_id == "re_1"
+
+
+async def test_orders_are_locked_in_one_order(dsn: str, control: Control) -> None:
+    """Who waits for the first of two orders holds nothing of the second: two batches can never wait for each other."""
+    async with desk(dsn, control, limits=LONG) as till:
+        bought = [await till.bought(f"k{number}") for number in range(2)]
+        first, second = sorted(bought, key=lambda one: str(order_id(one[0].id)))
+        # Told in the other order.
+        for number, (_, payment) in enumerate((second, first)):
+            await till.tell(payment, f"evt_{number}")
+        lock = "SELECT 1 FROM tally.orders WHERE id = $1 FOR NO KEY UPDATE NOWAIT"
+        connection = await asyncpg.connect(dsn)
+        try:
+            async with connection.transaction():
+                assert await connection.fetchval(lock, order_id(first[0].id)) == 1
+                claimed = await webhook.claim(till.shop.database, most=10, lease=LEASE, by="test")
+                settling = asyncio.create_task(till.saga.handle(claimed))
+                await waits(dsn)
+                try:
+                    assert await connection.fetchval(lock, order_id(second[0].id)) == 1
+                except asyncpg.LockNotAvailableError:
+                    settling.cancel()
+                    pytest.fail("the second order is locked before the first")
+            await settling
+        finally:
+            await connection.close()
+        assert [await till.status(order) for order, _ in bought] == ["PAID", "PAID"]
