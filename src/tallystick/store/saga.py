@@ -165,7 +165,8 @@ class _Batch:
         self._learned: dict[tuple[int, bytes], str] = {}
         self._failed: dict[tuple[int, bytes], str] = {}
         self._breaks: list[tuple[str, Claimed, Movement, Place | None]] = []
-        self._results: list[Result] = []
+        # The last of each: what came and failed in one batch has failed, and its money never left `owed`.
+        self._results: dict[tuple[int, bytes], Result] = {}
         self._touched: dict[Place, Tenant] = {}
         self._counts: Counter[str] = Counter()
         self._cases: dict[Place, Case] = {}
@@ -354,18 +355,18 @@ class _Batch:
                     is_done = isinstance(decision, Complete)
                     self._counts["refund.completed" if is_done else "refund.failed"] += 1
                     entry = Transferred(movement.id) if isinstance(decision, Complete) else Failed(decision.reason)
-                    self._results.append(
-                        Result(
-                            tenant=one.tenant,
-                            key=one.key,
-                            claim_number=None,
-                            entry=entry,
-                            response=_said(event, movement),
-                        )
+                    self._results[name] = Result(
+                        tenant=one.tenant,
+                        key=one.key,
+                        claim_number=None,
+                        entry=entry,
+                        response=_said(event, movement),
                     )
                     logged[name] = LoggedRefund(status="COMPLETED" if is_done else "FAILED", refund_id=movement.id)
                     if is_done:
                         self._given_back.add((one.place, payments[name]))
+                    else:
+                        self._given_back.discard((one.place, payments[name]))
                     self._touched[one.place] = one.tenant
 
     # --- both
@@ -468,7 +469,7 @@ class _Batch:
     async def _record(self) -> None:
         if not self._results:
             return
-        recorded = await refund.record(self._connection, self._results)
+        recorded = await refund.record(self._connection, list(self._results.values()))
         require(all(recorded), "a refund that was locked could not be recorded")
 
     async def _finish(self, events: Sequence[Claimed]) -> None:
