@@ -64,3 +64,21 @@ async def test_a_refund_that_came_and_failed_in_one_batch_is_still_owed(till: De
     assert await till.refund_statuses(order) == ["FAILED"]
     assert await till.balances() == {"taken": -PRICE, "owed": PRICE}
     assert await till.breaks() == ["refund_failed"]
+
+
+async def test_who_is_overtaken_by_the_refunds_own_event_still_ends_his(till: Desk) -> None:
+    """The webhook of the refund was quicker than the answer to it; the event that waits is in the sender's hand."""
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    (event,) = await webhook.claim(till.shop.database, most=1, lease=LEASE, by="sender")
+    began = steady()
+    async with till.shop.database.writing() as connection:
+        settled = await store.settle(connection, [event], till.refunds.terms, look_again_seconds=600)
+    ((_, begun),) = settled.begun
+    made: Any = await send(till.shop.provider, begun.instruction)
+    await till.tell(made.movement.id, "evt_2", purpose="refund", parent=payment, reference=begun.owed.key.hex())
+    await till.run()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    (flight,) = till.refunds.launch(settled.begun, began=began)
+    assert await flight == Transferred(made.movement.id)
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED", "evt_2": "PROCESSED_OK"}
