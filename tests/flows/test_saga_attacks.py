@@ -66,6 +66,42 @@ async def test_a_refund_that_came_and_failed_in_one_batch_is_still_owed(till: De
     assert await till.breaks() == ["refund_failed"]
 
 
+async def test_one_contradiction_does_not_hold_up_its_neighbours(till: Desk) -> None:
+    """The provider says of one payment that it is for two orders, and no database keeps both.
+
+    That is the trouble of these two events, and was taken for somebody else's lock: all of the batch waited for ever.
+    """
+    one, other = await till.shop.order("one"), await till.shop.order("other")
+    keys = []
+    for order in (one, other):
+        till.shop.control.plan("stripe.charge:execute_then_drop@1")
+        await till.shop.pending(order)
+        (charge,) = await till.shop.log(order)
+        keys.append(charge.key.hex())
+    buyer, payment = await till.bought("buyer")
+    await till.tell("pi_of_two", "evt_1", reference=keys[0])
+    await till.tell("pi_of_two", "evt_2", reference=keys[1])
+    await till.tell(payment, "evt_3")
+    processed = await till.run()
+    assert await till.status(buyer) == "PAID"
+    assert processed.postponed == 0
+    assert (await till.ended())["evt_1"] == "PROCESSED_OK"
+
+
+async def test_a_provider_that_is_not_configured_here_is_no_fault_of_its_events(dsn: str, control: Control) -> None:
+    """A worker started without the provider's account counted tries on every late payment of it, to the dead letter."""
+    async with desk(dsn, control) as till:
+        order, payment = await till.ghost()
+        await till.tell(payment)
+        async with desk(dsn, control, ADYEN, by="without stripe") as other:
+            assert await other.run() == Processed(claimed=1, postponed=1)
+        assert await fetchval(dsn, "SELECT tries FROM tally.webhook_events") == 0
+        await fetchval(dsn, "UPDATE tally.webhook_events SET due_at = clock_timestamp() RETURNING 1")
+        await till.run()
+        assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert await broken(dsn) == {}
+
+
 async def test_who_is_overtaken_by_the_refunds_own_event_still_ends_his(till: Desk) -> None:
     """The webhook of the refund was quicker than the answer to it; the event that waits is in the sender's hand."""
     order, payment = await till.ghost()
@@ -82,3 +118,38 @@ async def test_who_is_overtaken_by_the_refunds_own_event_still_ends_his(till: De
     (flight,) = till.refunds.launch(settled.begun, began=began)
     assert await flight == Transferred(made.movement.id)
     assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED", "evt_2": "PROCESSED_OK"}
+
+
+async def test_late_and_timely_payments_of_one_batch_take_their_stocks_in_order(till: Desk) -> None:
+    """Who holds the stock of `b` for a backorder and then wants `a` waits for the one who has `a` and wants `b`."""
+    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    late, paid_late = await till.ghost("late", sku="b")
+    timely, paid = await till.bought("timely", sku="a")
+    await till.tell(paid_late, "evt_1")
+    await till.tell(paid, "evt_2")
+    rival = await asyncpg.connect(till.dsn)
+    try:
+        async with rival.transaction():
+            await rival.execute("SELECT 1 FROM tally.sku WHERE sku = 'a' FOR NO KEY UPDATE")
+            batch = asyncio.create_task(till.run())
+            while not await rival.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            ):
+                await asyncio.sleep(0.005)
+            # Free: the batch waits for `a` before it has anything of `b`.
+            await rival.execute("SELECT 1 FROM tally.sku WHERE sku = 'b' FOR NO KEY UPDATE NOWAIT")
+    finally:
+        await rival.close()
+    await batch
+    assert (await till.status(late), await till.status(timely)) == ("PAID", "PAID")
+
+
+async def test_what_is_on_its_way_is_not_woken(till: Desk) -> None:
+    """A provider that answers again makes due what waits for it; one that is being sent waits for nothing."""
+    _, payment = await till.ghost()
+    await till.tell(payment)
+    (event,) = await webhook.claim(till.shop.database, most=1, lease=LEASE, by="sender")
+    async with till.shop.database.writing() as connection:
+        await store.settle(connection, [event], till.refunds.terms, look_again_seconds=600)
+    await refunds.wake(till.shop.database, "stripe", 100)
+    assert (await till.refunds.sweep()).claimed == 0

@@ -184,6 +184,11 @@ class _Batch:
             ours = None if charge is None else self._ours(charge)
             case = None if charge is None else self._case(charge)
             decision = saga.decide(movement, ours, case)
+            if isinstance(decision, GiveBack) and event.provider not in self._terms.books:
+                # It may be configured elsewhere, or again: no fault of the event's, and nothing is begun without it.
+                reason = f"no provider {event.provider} is configured to give it back"
+                self.outcomes[event.number] = Postponed(reason, self._look_again)
+                continue
             self._take(event, movement, charge, ours, decision)
             if charge is not None and case is not None:
                 later = saga.after(case, movement, decision, event_number=event.number)
@@ -223,16 +228,17 @@ class _Batch:
                     refund=row["refund"],
                 )
             )
-        late = sorted(
-            {
-                (row["tenant_id"], row["sku"])
-                for row in rows
-                if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
-            }
-        )
+        late = {
+            (row["tenant_id"], row["sku"])
+            for row in rows
+            if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
+        }
         if late:
+            # Of those that will be PAID as well: the trigger takes their stocks later, and two batches must not wait for
+            # each other.
+            stocks = sorted({*late, *((row["tenant_id"], row["sku"]) for row in rows if row["status"] == "PENDING")})
             locked = await self._connection.fetch(
-                _SQL["lock_stocks"], [tenant for tenant, _ in late], [sku for _, sku in late]
+                _SQL["lock_stocks"], [tenant for tenant, _ in stocks], [sku for _, sku in stocks]
             )
             self._stocks = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
         for row in rows:
