@@ -144,6 +144,27 @@ async def test_late_and_timely_payments_of_one_batch_take_their_stocks_in_order(
     assert (await till.status(late), await till.status(timely)) == ("PAID", "PAID")
 
 
+@pytest.mark.parametrize("micros", [0, -PRICE])
+async def test_no_money_is_no_payment(till: Desk, micros: int) -> None:
+    """An amount that no receipt can hold made a dead letter of the event, after eight tries, and told nobody why."""
+    order, payment = await till.bought()
+    await till.tell(payment, micros=micros)
+    assert (await till.run()).failed == 0
+    assert (await till.status(order), await till.breaks()) == ("PENDING", ["contradicted"])
+
+
+async def test_what_the_bank_took_back_is_not_given_back_as_well(till: Desk) -> None:
+    """The chargeback is told before the payment. The rule says: a refund would be the second."""
+    order, payment = await till.ghost()
+    await till.tell(payment, "evt_1", state="returned")
+    await till.run()
+    await till.tell(payment, "evt_2")
+    await till.run()
+    assert till.given_back() == []
+    assert await store.figures(till.shop.database) == (1, 1)
+    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "keep") == "KEPT"
+
+
 async def test_what_is_on_its_way_is_not_woken(till: Desk) -> None:
     """A provider that answers again makes due what waits for it; one that is being sent waits for nothing."""
     _, payment = await till.ghost()
@@ -153,3 +174,27 @@ async def test_what_is_on_its_way_is_not_woken(till: Desk) -> None:
         await store.settle(connection, [event], till.refunds.terms, look_again_seconds=600)
     await refunds.wake(till.shop.database, "stripe", 100)
     assert (await till.refunds.sweep()).claimed == 0
+
+
+@pytest.mark.parametrize("name", ["pi\0", "pi\ud800"])
+async def test_a_name_that_no_database_holds_is_of_no_payment(till: Desk, name: str) -> None:
+    order, _ = await till.bought()
+    answer: Any = await till.refunds.decide(till.shop.tenant, order.id, name, "refund")
+    assert answer.code == "payment_unknown"
+
+
+@pytest.mark.parametrize("fault", ["gateway_502", "gateway_503", "gateway_504", "error_500_object_later(700)"])
+async def test_an_outage_that_says_so_strands_no_refund(till: Desk, control: Control, fault: str) -> None:
+    """After a 5xx that made nothing, the refund was asked about for a day, never sent again, then nobody's for ever."""
+    control.plan(f"stripe.refund:{fault}@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["PENDING"]
+    for _ in range(6):
+        await age(till.dsn)
+        control.advance(minutes=5)
+        await till.refunds.sweep()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    assert len(till.given_back()) == 1
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}

@@ -196,6 +196,22 @@ class _Batch:
                 if later.available is not None:
                     self._stocks[self._skus[charge.place]] = later.available
 
+        await self._spare_the_disputed()
+
+    async def _spare_the_disputed(self) -> None:
+        """What the customer's bank has taken back is not given back beside that: whichever was told first."""
+        owed = [(event.provider, movement.id) for _, event, movement, held in self._held if isinstance(held, GiveBack)]
+        if not owed:
+            return
+        rows = await self._connection.fetch(_SQL["disputed"], [name for name, _ in owed], [id_ for _, id_ in owed])
+        disputed = {(row["provider"], row["object_id"]) for row in rows} | {
+            (event.provider, movement.id) for kind, event, movement, _ in self._breaks if kind == "disputed"
+        }
+        for place, (charge, event, movement, held) in enumerate(self._held):
+            if isinstance(held, GiveBack) and (event.provider, movement.id) in disputed:
+                self._held[place] = (charge, event, movement, saga.if_disputed(held))
+                self.outcomes[event.number] = Ok()
+
     def _ours(self, charge: _Charge) -> Ours:
         """The charge, with what this batch has done to it."""
         name = charge.tenant.number, charge.key
@@ -234,8 +250,7 @@ class _Batch:
             if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
         }
         if late:
-            # Of those that will be PAID as well: the trigger takes their stocks later, and two batches must not wait for
-            # each other.
+            # Those of orders that will be PAID as well: the trigger would take them later, out of order.
             stocks = sorted({*late, *((row["tenant_id"], row["sku"]) for row in rows if row["status"] == "PENDING")})
             locked = await self._connection.fetch(
                 _SQL["lock_stocks"], [tenant for tenant, _ in stocks], [sku for _, sku in stocks]

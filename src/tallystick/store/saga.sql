@@ -44,6 +44,14 @@ SELECT r.tenant_id, r.order_id, r.payment_intent_id, r.fate, r.event_number, f.s
                         AND l.payment_intent_id = r.payment_intent_id AND l.provider = r.provider
                         AND l.tenant_id = r.tenant_id ORDER BY l.attempt DESC LIMIT 1) AS f ON true;
 
+-- name: disputed
+-- Payments that a bank has taken back, and nobody has said that this is over.
+SELECT b.provider, b.object_id
+  FROM unnest($1::text[], $2::text[]) AS given (provider, id)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_break b
+                      WHERE b.provider = given.provider AND b.object_id = given.id AND b.kind = 'disputed'
+                        AND b.resolved_at IS NULL OFFSET 0) AS b;
+
 -- name: lock_stocks
 -- As in order.sql: given sorted. After the orders, as the triggers do.
 SELECT s.tenant_id, s.sku, s.stock - s.reserved - s.sold AS available
