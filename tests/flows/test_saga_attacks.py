@@ -198,3 +198,14 @@ async def test_an_outage_that_says_so_strands_no_refund(till: Desk, control: Con
     assert await till.refund_statuses(order) == ["COMPLETED"]
     assert len(till.given_back()) == 1
     assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
+
+
+async def test_a_payment_that_is_disputed_twice_is_reported_twice(till: Desk) -> None:
+    """Each time for a part of it. The second was taken for the first one told again, and nobody heard of it."""
+    _, payment = await till.bought()
+    await till.tell(payment)
+    await till.tell(payment, "evt_2", state="returned", parent="dp_1", micros=10_000_000)
+    await till.tell(payment, "evt_3", state="returned", parent="dp_2", micros=15_000_000)
+    await till.tell(payment, "evt_4", state="returned", parent="dp_2", micros=15_000_000)
+    await till.run()
+    assert await till.breaks() == ["disputed", "disputed"]

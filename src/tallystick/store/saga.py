@@ -682,13 +682,19 @@ def _break_columns(breaks_: Sequence[tuple[str, Claimed, Movement, Place | None]
         [event.provider for _, event, _, _ in breaks_],
         [movement.purpose for _, _, movement, _ in breaks_],
         [movement.id for _, _, movement, _ in breaks_],
-        [movement.status for _, _, movement, _ in breaks_],
+        [_word(movement) for _, _, movement, _ in breaks_],
         [movement.amount_micros for _, _, movement, _ in breaks_],
         [movement.currency for _, _, movement, _ in breaks_],
         [None if place is None else place[0] for *_, place in breaks_],
         [None if place is None else place[1] for *_, place in breaks_],
         [event.number for _, event, _, _ in breaks_],
     )
+
+
+def _word(movement: Movement) -> str:
+    """What tells one break of an object from another. A payment is disputed by things with ids of their own."""
+    is_taken = movement.purpose == "charge" and movement.parent
+    return f"{movement.status} {movement.parent}" if is_taken else movement.status
 
 
 def _said(event: Claimed, movement: Movement) -> bytes:
