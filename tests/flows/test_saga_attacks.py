@@ -17,10 +17,11 @@ from tallystick.store import webhook
 from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken, fetchval
+from tests.orders import execute
 from tests.payments import CHARGING, age
 from tests.providers.worlds import Control, send
 from tests.sagas import LEASE, Desk, desk
-from tests.settlements import empty
+from tests.settlements import empty, superuser
 
 PRICE = 25_000_000
 ADYEN = next(world for world in CHARGING if world.name == "adyen")
@@ -209,3 +210,52 @@ async def test_a_payment_that_is_disputed_twice_is_reported_twice(till: Desk) ->
     await till.tell(payment, "evt_4", state="returned", parent="dp_2", micros=15_000_000)
     await till.run()
     assert await till.breaks() == ["disputed", "disputed"]
+
+
+async def test_an_amount_beyond_all_orders_fills_no_account(till: Desk) -> None:
+    """Held as owed, it left no room for anything else: the ledger refused every later payment of the tenant."""
+    _, payment = await till.ghost()
+    await till.tell(payment, micros=2**63 - 1)
+    buyer, paid = await till.bought("buyer")
+    await till.tell(paid, "evt_2")
+    await till.run()
+    assert await till.status(buyer) == "PAID"
+    assert await till.breaks() == ["contradicted"]
+
+
+async def test_those_who_wait_for_much_do_not_keep_others_waiting(till: Desk) -> None:
+    """The oldest of a SKU that has less than they want filled the chunk of every run, for every tenant's SKU."""
+    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    waiting = [await till.ghost(f"much_{number}", sku="a", quantity=2) for number in range(3)]
+    waiting.append(await till.ghost("little", sku="b"))
+    for sku in ("a", "b"):
+        await till.shop.orders.set_stock(till.shop.tenant, sku, 0)
+    for number, (_, payment) in enumerate(waiting):
+        await till.tell(payment, f"evt_{number}")
+        await till.run()
+    for sku in ("a", "b"):
+        await till.shop.orders.set_stock(till.shop.tenant, sku, 1)
+    assert await store.fill_backorders(till.shop.database, 3) == 1
+    found: Any = await till.shop.orders.sku(till.shop.tenant, "b")
+    assert (found.sold, found.backordered) == (1, 0)
+    await till.shop.orders.set_stock(till.shop.tenant, "a", 5)
+    assert await store.fill_backorders(till.shop.database, 3) == 2
+
+
+async def test_after_a_restore_orders_are_paid_and_nothing_is_given_back(till: Desk) -> None:
+    """One late payment kept every order of its batch from being PAID until somebody had run `tally recover`."""
+    late, paid_late = await till.ghost("late")
+    buyer, paid = await till.bought("buyer")
+    await till.tell(paid_late, "evt_1")
+    await till.tell(paid, "evt_2")
+    await execute(superuser(till.dsn), "UPDATE tally.whereabouts SET timeline = timeline + 1")
+    try:
+        assert (await till.run()).postponed == 1
+        assert (await till.status(buyer), till.given_back()) == ("PAID", [])
+    finally:
+        await execute(superuser(till.dsn), "UPDATE tally.whereabouts SET timeline = timeline - 1")
+    await fetchval(
+        till.dsn, "UPDATE tally.webhook_events SET due_at = clock_timestamp() WHERE status = 'UNPROCESSED' RETURNING 1"
+    )
+    await till.run()
+    assert await till.refund_statuses(late) == ["COMPLETED"]

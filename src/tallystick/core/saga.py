@@ -7,7 +7,7 @@ A webhook tells that a payment has become something. First match wins:
     waiting, moving                            nothing yet
     failed                                     the charge has failed: the buyer may try again
     moved, told before                         nothing more: one payment counts once, however often it is told
-    moved, of no amount                        a break: no money came
+    moved, of no amount, or beyond any order's a break: no receipt could hold it, no ledger make room for it
     moved, not the order's amount or currency  by policy: given back, or a person decides
     moved, order PENDING                       PAID
     moved, order PAID by another payment       given back
@@ -152,8 +152,8 @@ def if_disputed(_decision: GiveBack) -> Review:
 
 
 def _moved(movement: Movement, case: Case) -> Decision:
-    if movement.amount_micros <= 0:
-        # No receipt can hold it, and no refund could be made of it.
+    if not 0 < movement.amount_micros <= orders.MAX_AMOUNT_MICROS:
+        # No refund is made of nothing; and an absurd amount, held as owed, would leave others no room in the ledger.
         return Break("contradicted")
     if (movement.amount_micros, movement.currency) != (case.amount_micros, case.currency):
         return GiveBack(OTHER_AMOUNT) if case.policy.other_amount == "refund" else Review(OTHER_AMOUNT)

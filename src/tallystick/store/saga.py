@@ -46,7 +46,7 @@ from tallystick.core.settlement import Failed, Transferred
 from tallystick.core.webhook import Compensated, End, Ok, Outcome, Postponed, Recorded
 from tallystick.errors import InvariantBroken, require
 from tallystick.store import intent as intents
-from tallystick.store import refund, webhook
+from tallystick.store import refund, settling, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.refund import Begun, Debt, Result, Terms
@@ -173,6 +173,7 @@ class _Batch:
         self._skus: dict[Place, tuple[int, str]] = {}
         self._stocks: dict[tuple[int, str], int] = {}
         self._given_back: set[tuple[Place, str]] = set()
+        self._is_here: bool | None = None
 
     # --- charges
 
@@ -184,11 +185,12 @@ class _Batch:
             ours = None if charge is None else self._ours(charge)
             case = None if charge is None else self._case(charge)
             decision = saga.decide(movement, ours, case)
-            if isinstance(decision, GiveBack) and event.provider not in self._terms.books:
-                # It may be configured elsewhere, or again: no fault of the event's, and nothing is begun without it.
-                reason = f"no provider {event.provider} is configured to give it back"
-                self.outcomes[event.number] = Postponed(reason, self._look_again)
-                continue
+            if isinstance(decision, GiveBack):
+                reason = await self._not_now(event.provider)
+                if reason is not None:
+                    # No fault of the event's, and of no concern to those that are to be PAID beside it.
+                    self.outcomes[event.number] = Postponed(reason, self._look_again)
+                    continue
             self._take(event, movement, charge, ours, decision)
             if charge is not None and case is not None:
                 later = saga.after(case, movement, decision, event_number=event.number)
@@ -197,6 +199,14 @@ class _Batch:
                     self._stocks[self._skus[charge.place]] = later.available
 
         await self._spare_the_disputed()
+
+    async def _not_now(self, provider: str) -> str | None:
+        """Why nothing can be given back from here at this time: nothing is begun then."""
+        if provider not in self._terms.books:
+            return f"no provider {provider} is configured to give it back"
+        if self._is_here is None:
+            self._is_here = await settling.is_here(self._connection)
+        return None if self._is_here else "this database was restored: run `tally recover`"
 
     async def _spare_the_disputed(self) -> None:
         """What the customer's bank has taken back is not given back beside that: whichever was told first."""

@@ -459,7 +459,7 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
      + (SELECT count(*) FROM tally.webhook_events e
           JOIN tally.payment_idempotency_log l ON l.payment_intent_id = e.provider_id AND l.provider = e.provider
                                               AND l.operation_type = 'CHARGE'
-         WHERE e.purpose = 'charge' AND e.state = 'moved' AND e.amount_micros > 0
+         WHERE e.purpose = 'charge' AND e.state = 'moved' AND e.amount_micros BETWEEN 1 AND 1000000000000000
            AND e.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED')
            AND NOT EXISTS (SELECT 1 FROM tally.payment_receipt r
                             WHERE r.payment_intent_id = e.provider_id AND r.provider = e.provider))
