@@ -259,3 +259,33 @@ async def test_after_a_restore_orders_are_paid_and_nothing_is_given_back(till: D
     )
     await till.run()
     assert await till.refund_statuses(late) == ["COMPLETED"]
+
+
+async def test_somebody_elses_failed_refund_is_not_ours(till: Desk, control: Control) -> None:
+    """Without a reference of ours, made in the dashboard and failed there, it failed the one that we had on its way."""
+    control.plan("stripe.refund:execute_then_drop@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    await till.tell("re_of_the_dashboard", "evt_2", purpose="refund", state="failed", parent=payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["PENDING"]
+    await age(till.dsn)
+    await till.refunds.sweep()
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+
+
+async def test_money_in_a_dead_letter_is_not_in_order(dsn: str, control: Control) -> None:
+    """`tally verify` said that every payment was accounted for, with one of them in a dead letter."""
+    async with desk(dsn, control) as till:
+        _, payment = await till.bought()
+        await till.tell(payment)
+        await webhook.claim(till.shop.database, most=1, lease=LEASE, by="test")
+        await fetchval(
+            dsn,
+            "UPDATE tally.webhook_events SET status = 'DEAD_LETTER', reason = 'test', processing_until = NULL RETURNING 1",
+        )
+        assert set(await broken(dsn)) == {"checkout"}
+        await webhook.retry(till.shop.database, None)
+        await till.run()
+    assert await broken(dsn) == {}

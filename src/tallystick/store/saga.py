@@ -646,7 +646,15 @@ async def _found_refunds(
             event, movement, _ = keyed[row["place"] - 1]
             if is_reference(row["idempotency_key"], movement.reference):
                 found[event.number] = _refund(row)
-    nameless = [pair for pair in told if pair[0].number not in found and not pair[1].reference and pair[1].parent]
+    # One that failed gave nothing back: were it somebody else's, to take it for ours would end one that is on its way.
+    nameless = [
+        (event, movement)
+        for event, movement in told
+        if event.number not in found
+        and not movement.reference
+        and movement.parent
+        and movement.state not in ("failed", "returned")
+    ]
     if nameless:
         rows = await connection.fetch(
             _REFUND_SQL["by_payment"],
