@@ -283,7 +283,8 @@ async def test_money_in_a_dead_letter_is_not_in_order(dsn: str, control: Control
         await webhook.claim(till.shop.database, most=1, lease=LEASE, by="test")
         await fetchval(
             dsn,
-            "UPDATE tally.webhook_events SET status = 'DEAD_LETTER', reason = 'test', processing_until = NULL RETURNING 1",
+            "UPDATE tally.webhook_events SET status = 'DEAD_LETTER', reason = 'test', processing_until = NULL"
+            " RETURNING 1",
         )
         assert set(await broken(dsn)) == {"checkout"}
         await webhook.retry(till.shop.database, None)
