@@ -22,6 +22,7 @@ up: install
 
 test: install
 	scripts/test-servers
+	scripts/test-kafka
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: install
@@ -49,11 +50,11 @@ LOCK = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-vers
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.7
-	$(LOCK) --extra mysql --extra dev --output-file requirements.lock
+	$(LOCK) --extra mysql --extra kafka --extra dev --output-file requirements.lock
 	$(LOCK) --extra peers --constraint requirements.lock --output-file requirements-peers.lock
 	@! grep -nE '://|file:|(^|[ =])/' requirements.lock requirements-peers.lock || { echo 'A lock names a host or a path.'; exit 1; }
 
 # Leaves .tally alone: it may hold somebody's data.
 clean:
-	rm -rf .venv .venv-lock .venv-peers build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-lock .venv-peers .kafka build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,18 +2,29 @@
 
 import os
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
+from tests import kafka as brokers
 from tests import servers
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
 
 # PostgreSQL servers that this process has started for all of its tests.
 SHARED: list[servers.Postgres] = []
-_Kind = TypeVar("_Kind", bound=servers.Server)
+
+
+class Startable(Protocol):
+    """What the run starts before its first use, and removes at its end."""
+
+    def start(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+_Kind = TypeVar("_Kind", bound=Startable)
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
 REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
 
@@ -46,6 +57,13 @@ def postgres15() -> Iterator[servers.Postgres]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[servers.Server]:
     yield from _served(servers.mariadb())
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[brokers.Single]:
+    """One broker, that of the run which started this one if it lends it."""
+    lent = os.environ.get(brokers.LENT)
+    yield from _served(brokers.borrowed(lent) if lent is not None else brokers.single())
 
 
 @pytest.fixture(scope="session")
@@ -110,5 +128,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.section("counted")
     for line in counted.values():
         terminalreporter.write_line(str(line))
-    for engine in servers.missing():
+    for engine in (*servers.missing(), *brokers.missing()):
         terminalreporter.write_line(f"Not tested on {engine.name}: {engine.reason}", yellow=True)

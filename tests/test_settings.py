@@ -32,6 +32,14 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ({"TALLY_RESERVATION_TTL_SECONDS": "nan"}, "TALLY_RESERVATION_TTL_SECONDS"),
         ({"TALLY_RESERVATION_TTL_SECONDS": "86401"}, "TALLY_RESERVATION_TTL_SECONDS"),
         ({"TALLY_RESERVATION_GRACE_SECONDS": "-1"}, "TALLY_RESERVATION_GRACE_SECONDS"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "kafka.example"}, "TALLY_KAFKA_BOOTSTRAP"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "a:9092,"}, "TALLY_KAFKA_BOOTSTRAP"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "a:70000"}, "TALLY_KAFKA_BOOTSTRAP"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "http://a:9092"}, "TALLY_KAFKA_BOOTSTRAP"),
+        ({"TALLY_KAFKA_TOPIC": "web hooks"}, "TALLY_KAFKA_TOPIC"),
+        ({"TALLY_KAFKA_TOPIC": ""}, "TALLY_KAFKA_TOPIC"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "a:1", "TALLY_KAFKA_SECURITY": "acks=0"}, "TALLY_KAFKA_SECURITY"),
+        ({"TALLY_KAFKA_BOOTSTRAP": "a:1", "TALLY_KAFKA_SECURITY": "sasl.username"}, "TALLY_KAFKA_SECURITY"),
     ],
 )
 def test_a_wrong_setting_stops_the_start_with_its_name(environment: dict[str, str], named: str, tmp_path: Path) -> None:
@@ -52,6 +60,13 @@ def test_secrets_do_not_show_in_a_printed_settings_object(tmp_path: Path) -> Non
         tmp_path,
     )
     assert "hunter2" not in repr(settings)
+    kafka = load(
+        {"TALLY_KAFKA_BOOTSTRAP": "a:1", "TALLY_KAFKA_SECURITY": "sasl.username=u;sasl.password=hunter3"}, tmp_path
+    )
+    assert kafka.kafka is not None
+    assert kafka.kafka.security == {"sasl.username": "u", "sasl.password": "hunter3"}
+    assert "hunter3" not in repr(kafka)
+    assert "hunter3" not in str(kafka.shown)
     assert "tsk_secret-that-is-long-enough" not in repr(settings)
 
 

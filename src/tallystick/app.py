@@ -26,6 +26,7 @@ from tallystick.eventlog.port import EventLog
 from tallystick.eventlog.postgres import PostgresLog
 from tallystick.flows.announcer import Announcer
 from tallystick.flows.events import Events, Handler, SettlementNews
+from tallystick.flows.intake import Intake
 from tallystick.flows.order import Orders
 from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.payment import Payments
@@ -43,6 +44,7 @@ from tallystick.providers.wise import Wise, WiseAccount
 from tallystick.settings import LIMITS, Limits, ProviderSettings, Settings
 from tallystick.store import account, embedded, tenant
 from tallystick.store import database as postgres
+from tallystick.store import intake as intake_store
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
 from tallystick.store.migrate import migrate, require_current
@@ -121,6 +123,8 @@ class Service:
     log: EventLog
     events: Events
     notes: tuple[str, ...]
+    # None: receivers store in the database themselves.
+    intake: Intake | None = None
 
     async def tenant(self, name: str) -> Tenant | None:
         """The tenant of that name."""
@@ -284,6 +288,33 @@ def _announce(announcer: Announcer, changed: Sequence[tuple[Tenant, UUID]]) -> N
         announcer.changed(number, order_ids)
 
 
+@asynccontextmanager
+async def webhook_log(
+    settings: Settings, database: Database, *, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[EventLog, Intake | None]]:
+    """Where webhooks are appended; and, where that is not the database, who brings them there."""
+    if settings.kafka is None:
+        async with PostgresLog(database, limits=limits) as direct:
+            yield direct, None
+        return
+    try:
+        # The client is an extra: nobody needs it who does not use it.
+        from tallystick.eventlog.kafka import KafkaLog  # noqa: PLC0415
+        from tallystick.eventlog.kafka_reader import KafkaReader  # noqa: PLC0415
+        from tallystick.eventlog.kafka_topic import KafkaTopic  # noqa: PLC0415
+    except ImportError as error:
+        message = "TALLY_KAFKA_BOOTSTRAP is set; Kafka's client is missing: pip install 'tallystick[kafka]'"
+        raise Misconfigured(message) from error
+    topic = KafkaTopic(settings.kafka, limits)
+    reader = KafkaReader(topic, partial(intake_store.offsets, database, topic.name), limits=limits)
+    intake = Intake(database, reader, limits=limits)
+    async with KafkaLog(topic, limits=limits) as log:
+        try:
+            yield log, intake
+        finally:
+            await intake.close()
+
+
 def worker_name() -> str:
     """How this process signs the rows it claims."""
     return f"{socket.gethostname()}:{os.getpid()}"
@@ -306,8 +337,8 @@ async def running(
         await (migrate(dsn) if migrating else require_current(dsn))
         # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs, of
         # refunds and of webhooks; a tick's chunks and its recorder; the sweepers and the collector, and what is done to
-        # single orders; an events worker, and the renewal beside it.
-        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 2 + limits.readers
+        # single orders; an events worker, and the renewal beside it; the intake from Kafka.
+        connections = 9 * limits.lanes + 1 + limits.settlement_lanes + 1 + 2 + limits.order_steps + 3 + limits.readers
         database = await postgres.connect(dsn, connections=connections, limits=limits)
         try:
             async with (
@@ -322,7 +353,7 @@ async def running(
                 ) as payments,
                 Refunds(database, known, sender, limits=limits, changed=partial(_announce, announcer)) as refunds,
                 OrderStatuses(database, announcer, limits=limits) as statuses,
-                PostgresLog(database, limits=limits) as log,
+                webhook_log(settings, database, limits=limits) as (log, intake),
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
@@ -353,6 +384,7 @@ async def running(
                     log,
                     events,
                     notes,
+                    intake,
                 )
         finally:
             await database.close()

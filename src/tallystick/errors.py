@@ -5,6 +5,7 @@ TallystickError
   ├── InFlight          the same key is being worked on by somebody else for longer than we wait
   ├── OutcomeUnknown    the database vanished around COMMIT: send again with the same key
   ├── Unreachable       the database cannot be reached; nothing was recorded
+  ├── LogUnreachable    the log of webhooks (Kafka) did not take it in time, or cannot be asked
   ├── Faulted           the operation's own handler failed; rolled back, the key is unused
   ├── CallerTransaction submit(connection=...) was given a connection it cannot use
   ├── ProviderUnreachable  a provider's list broke off; nothing was sent
@@ -62,6 +63,17 @@ class Unreachable(TallystickError):
         super().__init__(
             f"database_unreachable: {reason}. Nothing was recorded and no money moved. "
             f"Send the same request with the same key once the database is back."
+        )
+
+
+class LogUnreachable(TallystickError):
+    """The log that webhooks go to first cannot be reached, or did not acknowledge in time."""
+
+    def __init__(self, reason: str) -> None:
+        """`reason` is the client's, without credentials."""
+        super().__init__(
+            f"log_unreachable: Kafka: {reason}. No webhook was acknowledged by it, and no money moved. Providers send "
+            f"what was not acknowledged again; see TALLY_KAFKA_BOOTSTRAP and docs/operating.md."
         )
 
 

@@ -5,6 +5,7 @@ the prefix's capitals (`tally_port = 8080`); the environment wins.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -94,6 +95,29 @@ class Limits:
     webhook_bytes: int = 32 * 1024 * 1024
     # Workers are woken at most this often by one receiver: each waking is a transaction.
     webhook_notify_seconds: float = 0.1
+    # How long a delivery may wait for Kafka's acknowledgement before the provider is told to send it again: below the
+    # ten seconds and more that providers wait.
+    kafka_append_seconds: float = 5.0
+    # How long a small batch of records may grow before it is sent: Kafka's own commit takes as long.
+    kafka_linger_seconds: float = 0.002
+    # Bytes in one record: the largest body, and what was read from it, which repeats some of it.
+    kafka_record_bytes: int = 4 * 1024 * 1024
+    # How long a question to Kafka may take.
+    kafka_ask_seconds: float = 5.0
+    # How long the consumer waits for the first record before it looks whether it should stop.
+    kafka_read_seconds: float = 0.5
+    # Records stored in one transaction: about as many as a receiver's own batches.
+    kafka_batch: int = 1_000
+    # Bytes of records read ahead, and so in one transaction.
+    kafka_read_bytes: int = 16 * 1024 * 1024
+    # A consumer that is silent for this long has its partitions taken over.
+    kafka_session_seconds: float = 10.0
+    # A transaction that takes longer shows that the database has enough to do: the consumer rests as long as it took.
+    kafka_slow_seconds: float = 0.5
+    # Partitions of a topic that is made: so many consumers can share it.
+    kafka_partitions: int = 12
+    # How long the topic keeps records: a database may be away, or a backup's age, no longer than this.
+    kafka_retention_seconds: float = 7 * 86_400.0
     # Days for which partitions of bodies are made ahead: a keeper that is down over a long weekend is not noticed.
     webhook_days_ahead: int = 7
     # How often the keeper looks after them.
@@ -208,6 +232,12 @@ _NEEDED = {
 # Shorter ones can be guessed, and their prefix would show most of them.
 _SHORTEST_API_KEY = 24
 
+# Who else may speak to Kafka is the operator's to say; how it is written to and read is not.
+_KAFKA_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.")
+# What Kafka takes for a topic's name.
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_BROKER = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
 _ADYEN_TRANSFERS = "https://balanceplatform-api-test.adyen.com/btl/v4"
 
 
@@ -248,6 +278,18 @@ SPECS: Final = (
     _Spec("TALLY_RESERVATION_GRACE_SECONDS", "30", "how much longer the sweeper lets it be"),
     _Spec("TALLY_LEASE_SECONDS", "300", "a webhook event whose worker fell silent is taken over after this"),
     _Spec("TALLY_WEBHOOK_BODY_DAYS", None, "days after which webhooks' bodies are detached; absent: kept for good"),
+    _Spec(
+        "TALLY_KAFKA_BOOTSTRAP",
+        None,
+        "host:port of Kafka brokers, by comma: webhooks go there first; absent: PostgreSQL",
+    ),
+    _Spec("TALLY_KAFKA_TOPIC", "tally.webhooks", "the topic of webhooks, one for each database"),
+    _Spec(
+        "TALLY_KAFKA_SECURITY",
+        None,
+        "security.*, sasl.* and ssl.* of the Kafka client as name=value, by semicolon",
+        secret=True,
+    ),
     *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
     _Spec(
         "TALLY_STRIPE_ACCOUNT_ID",
@@ -282,6 +324,15 @@ class ProviderSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where webhooks are appended first. `security` is the client's own, by its own names."""
+
+    bootstrap: str
+    topic: str = "tally.webhooks"
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The effective settings. `origins` tells where each came from, `shown` what a person may see of each."""
 
@@ -299,6 +350,8 @@ class Settings:
     lease_seconds: float = 300.0
     # None: kept for good.
     webhook_body_days: int | None = None
+    # None: webhooks go straight to the database.
+    kafka: KafkaSettings | None = None
     # Those whose API key is set.
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -340,6 +393,7 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         reservation_grace_seconds=_seconds(values, "TALLY_RESERVATION_GRACE_SECONDS", least=0.0),
         lease_seconds=_lease(values, "TALLY_LEASE_SECONDS"),
         webhook_body_days=_days(values, "TALLY_WEBHOOK_BODY_DAYS"),
+        kafka=_kafka(values),
         providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
         shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
@@ -379,6 +433,27 @@ def _days(values: Mapping[str, str], name: str) -> int | None:
             f"{name} is {text!r}: it must be a whole number of days from {_FEWEST_BODY_DAYS} to {_MOST_BODY_DAYS:,}"
         )
     return int(text)
+
+
+def _kafka(values: Mapping[str, str]) -> KafkaSettings | None:
+    bootstrap = values.get("TALLY_KAFKA_BOOTSTRAP", "").replace(" ", "")
+    topic = values["TALLY_KAFKA_TOPIC"]
+    if not _TOPIC_NAME.fullmatch(topic):
+        raise Misconfigured(f"TALLY_KAFKA_TOPIC is {topic!r}: letters, digits, dot, line and underline, at most 200")
+    if not bootstrap:
+        return None
+    for broker in bootstrap.split(","):
+        found = _BROKER.fullmatch(broker)
+        if found is None or not 1 <= int(found[2]) <= _HIGHEST_PORT:
+            raise Misconfigured(f"TALLY_KAFKA_BOOTSTRAP: {broker!r} is no host:port; several are separated by comma")
+    security: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in values.get("TALLY_KAFKA_SECURITY", "").split(";"))):
+        name, _, value = part.partition("=")
+        # The value may be a password: only the name is ever shown.
+        if not value or not name.startswith(_KAFKA_SECURITY):
+            raise Misconfigured(f"TALLY_KAFKA_SECURITY: {name[:60]!r} is no security.*, sasl.* or ssl.* with a value")
+        security[name] = value
+    return KafkaSettings(bootstrap, topic, security)
 
 
 def _shown(spec: _Spec, value: str | None) -> str | None:

@@ -303,6 +303,62 @@ async def test_a_full_queue_says_busy_at_once_and_takes_again_when_there_is_room
         assert await group.submit("room again", source="a") == "room again done"
 
 
+class Told:
+    """Somebody who is told directly."""
+
+    def __init__(self, *, is_gone: bool = False) -> None:
+        self.heard: list[str | Exception] = []
+        self._is_gone = is_gone
+
+    def done(self) -> bool:
+        return self._is_gone or bool(self.heard)
+
+    def set_result(self, answer: str, /) -> None:
+        self.heard.append(answer)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.heard.append(error)
+
+
+async def test_who_is_told_directly_hears_it_after_the_commit_and_once() -> None:
+    async with grouping() as (work, group):
+        first = await occupied(work, group)
+        told, gone = Told(), Told(is_gone=True)
+        group.submit_for(told, "x", source="a")
+        group.submit_for(gone, "y", source="a")
+        await turns()
+        assert told.heard == []
+        work.open.set()
+        assert await first == "first done"
+        await turns()
+        assert (told.heard, gone.heard) == (["x done"], [])
+        assert "y" not in work.batches[1]
+
+
+async def test_who_is_told_directly_hears_of_a_failure() -> None:
+    async def fail(_work: Work, _items: list[str], _patient: bool) -> Answers:  # noqa: FBT001 - a script
+        raise ValueError("bad")
+
+    async with grouping(fail) as (_work, group):
+        told = Told()
+        group.submit_for(told, "x", source="a")
+        await turns(20)
+        assert [type(error) for error in told.heard] == [ValueError]
+
+
+async def test_who_finds_no_room_is_told_nothing_but_busy() -> None:
+    async with grouping(limits=replace(ONE_LANE, queue=1)) as (work, group):
+        first = await occupied(work, group)
+        group.submit("x", source="a")
+        told = Told()
+        with pytest.raises(Busy):
+            group.submit_for(told, "y", source="a")
+        work.open.set()
+        await first
+        await turns(20)
+        assert told.heard == []
+
+
 async def test_a_flood_from_one_source_does_not_keep_another_waiting() -> None:
     """One tenant's import of ten thousand must not stop another tenant's single payment."""
     async with grouping() as (work, group):

@@ -10,3 +10,5 @@ class Bug:
 
     plant: Callable[[], None]
     noticed_by: tuple[str, ...]
+    # The fixture of a server that those tests borrow, besides the database.
+    on: str | None = None

@@ -22,6 +22,7 @@ from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
 from tests.planted.bug import Bug
+from tests.planted.kafka_bugs import KAFKA_BUGS
 from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.order_status_bugs import ORDER_STATUS_BUGS
 from tests.planted.payment_bugs import PAYMENT_BUGS
@@ -140,4 +141,5 @@ BUGS: Mapping[str, Bug] = {
     **WEBHOOK_BUGS,
     **PAYMENT_BUGS,
     **ORDER_STATUS_BUGS,
+    **KAFKA_BUGS,
 }

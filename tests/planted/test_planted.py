@@ -12,12 +12,14 @@ from tests.planted.bugs import BUGS
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_noticed(embedded18: servers.Postgres, name: str) -> None:
+def test_the_bug_is_noticed(request: pytest.FixtureRequest, embedded18: servers.Postgres, name: str) -> None:
     """Each named test passes without the bug (it is part of this run) and fails with it."""
     wanted = BUGS[name].noticed_by
+    on = BUGS[name].on
+    lent = {} if on is None else request.getfixturevalue(on).lent
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted],
-        env={**os.environ, "TALLY_TEST_PLANT": name, servers.LENT: str(embedded18.folder)},
+        env={**os.environ, "TALLY_TEST_PLANT": name, servers.LENT: str(embedded18.folder), **lent},
         capture_output=True,
         text=True,
         check=False,

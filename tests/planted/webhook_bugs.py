@@ -9,9 +9,11 @@ import msgspec
 from tallystick.core.webhook import Failed, Postponed, end
 from tallystick.flows import events
 from tallystick.store import webhook
+from tallystick.web import webhook_protocol
 from tests.planted.bug import Bug
 
 RECEIVER: Final = "tests/web/test_webhook.py::"
+WAYS: Final = "tests/web/test_webhook_fuzz.py::test_the_short_way_answers_what_the_ordinary_one_does"
 KILLED: Final = "tests/faults/test_webhook_kill.py::"
 EVENTS: Final = "tests/flows/test_events.py::"
 # A commit as slow as a busy disk's: what is acknowledged meanwhile is not there when the process dies.
@@ -104,10 +106,63 @@ def named_news_thrown_away() -> None:
     cast("Any", events.Events)._groups = groups
 
 
+def short_way_acknowledges_at_once() -> None:
+    """The short way answers when the delivery is queued; the log goes on behind its back."""
+    original: Any = webhook_protocol.WebhookProtocol.begin
+
+    def begin(self: Any, shortcut: Any, body: bytes) -> None:
+        asyncio.get_running_loop().call_later(_SLOW_SECONDS, original, self, _Unheard(shortcut), body)
+        self.stored(shortcut, 1)
+
+    cast("Any", webhook_protocol.WebhookProtocol).begin = begin
+
+
+class _Unheard:
+    """A delivery whose answer was given already."""
+
+    def __init__(self, shortcut: Any) -> None:
+        for name in ("name", "provider", "headers"):
+            setattr(self, name, getattr(shortcut, name))
+        self.bytes = self.told = 0
+        self.is_storing = False
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _fresh: int, /) -> None:
+        pass
+
+    def set_exception(self, _error: Exception, /) -> None:
+        pass
+
+
+def short_way_passes_over_framing() -> None:
+    """A request that is also chunked, or is to be closed after, is taken for an ordinary one."""
+    cast("Any", webhook_protocol)._FRAMING = frozenset()
+
+
+def short_way_takes_the_last_length() -> None:
+    """Of two declared lengths the last is believed: whoever stands before us may believe the first."""
+
+    def length(self: Any, lines: list[bytes], headers: list[Any]) -> int:
+        fields = [self._field(line) for line in lines[1:]]
+        if None in fields:
+            return -1
+        headers += fields
+        return max((int(value) for name, value in fields if name == "content-length"), default=-1)
+
+    cast("Any", webhook_protocol.WebhookProtocol)._length = length
+
+
 WEBHOOK_BUGS: Mapping[str, Bug] = {
     "acknowledged_before_commit": Bug(
         acknowledged_before_commit, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
     ),
+    "short_way_acknowledges_at_once": Bug(
+        short_way_acknowledges_at_once, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
+    ),
+    "short_way_passes_over_framing": Bug(short_way_passes_over_framing, (WAYS,)),
+    "short_way_takes_the_last_length": Bug(short_way_takes_the_last_length, (WAYS,)),
     "no_lease_fence": Bug(
         no_lease_fence,
         (

@@ -340,11 +340,22 @@ async def test_appending_joins_by_hash_whatever_was_planned(database: Database) 
     """Arrays have no statistics: a nested loop would look at every pair of a batch of a thousand."""
     statement = queries.load("tallystick.store", "webhook.sql")["append"]
     async with database.connection() as connection:
-        await connection.execute(f"PREPARE append ({'text, ' * 14} bytea[]) AS {statement}")
-        rows = await connection.fetch(f"EXPLAIN EXECUTE append ({'NULL, ' * 14} NULL)")
+        await connection.execute(f"PREPARE append ({'text, ' * 16} bytea) AS {statement}")
+        rows = await connection.fetch(f"EXPLAIN EXECUTE append ({'NULL, ' * 16} NULL)")
         await connection.execute("DEALLOCATE append")
     plan = "\n".join(row[0] for row in rows)
     assert "Nested Loop" not in plan, plan
+
+
+async def test_bodies_of_every_length_are_each_its_own(database: Database, owner: asyncpg.Connection) -> None:
+    """They travel as one: a place that is off by one would give every event its neighbour's evidence."""
+    (told,) = delivery(1).events
+    bodies = {f"k{length}": bytes([length % 256]) * length for length in (0, 1, 2, 7, 1_024, 2, 70_000, 3)}
+    events = tuple(msgspec.structs.replace(told, dedup_key=key, body=body) for key, body in bodies.items())
+    async with database.writing() as connection:
+        assert await store.append(connection, [type(delivery(1))("simulator", events)]) == [len(bodies)]
+    rows = await owner.fetch("SELECT event_id, body FROM tally.webhook_events JOIN tally.webhook_body USING (number)")
+    assert {row["event_id"]: row["body"] for row in rows} == bodies
 
 
 async def test_odd_characters_are_kept_apart(database: Database, owner: asyncpg.Connection) -> None:

@@ -248,6 +248,10 @@ async def test_every_alert_looks_at_figures_that_are_shown(hooks: Hooks) -> None
         "WebhooksForged",
         "WebhookBodiesWithoutADay",
         "WebhookFiguresOld",
+        "WebhookLogLag",
+        "WebhookLogStuck",
+        "WebhookPoison",
+        "WebhookLogUnread",
     }
     for name, rule in rules.items():
         looked_at = set(re.findall(r"\btally_\w+", rule["expr"]))
@@ -256,7 +260,13 @@ async def test_every_alert_looks_at_figures_that_are_shown(hooks: Hooks) -> None
         assert rule["expr"].count("(") == rule["expr"].count(")"), name
         assert rule["annotations"].keys() == {"summary", "money", "remedy"}, name
         reasons = re.findall(r'reason[!=]~"([a-z_|]+)"', rule["expr"])
-        assert set("|".join(reasons).split("|")) <= {"", "busy", "database_unreachable", "internal_error"}
+        assert set("|".join(reasons).split("|")) <= {
+            "",
+            "busy",
+            "database_unreachable",
+            "log_unreachable",
+            "internal_error",
+        }
 
 
 @asynccontextmanager

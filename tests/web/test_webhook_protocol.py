@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,15 +14,22 @@ from tallystick.settings import Settings
 from tallystick.web.api import build
 from tallystick.web.server import serve
 from tallystick.web.webhook import Front, WebhookReceiver
+from tallystick.web.webhook_protocol import WebhookProtocol
 from tests import servers
 from tests.webhooks import body, request, signature, stored
 
 
 class Hooks:
-    def __init__(self, dsn: str, port: int, receiver: WebhookReceiver) -> None:
+    def __init__(self, dsn: str, port: int, receiver: WebhookReceiver, log: Any) -> None:
         self.dsn = dsn
         self.port = port
         self.receiver = receiver
+        self.work = log._group._work
+
+    @property
+    def protocols(self) -> list[Any]:
+        """Of the connections that are open."""
+        return [each for each in gc.get_objects() if type(each) is WebhookProtocol and each in each.connections]
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -43,7 +51,7 @@ async def hooks(embedded18: servers.Server) -> AsyncIterator[Hooks]:
         serving = asyncio.create_task(
             serve(front, "127.0.0.1", 0, on_listening=lambda _host, port: listening.set_result(port))
         )
-        yield Hooks(dsn, await listening, front.receiver)
+        yield Hooks(dsn, await listening, front.receiver, service.log)
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -155,6 +163,92 @@ async def test_who_hangs_up_before_the_answer_is_stored_all_the_same(hooks: Hook
         while (await stored(hooks.dsn)).keys() != {"evt_1"}:
             await asyncio.sleep(0.01)
     assert hooks.receiver._bytes == 0
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(hooks: Hooks) -> None:
+    """The short way sets no timer for each answer: the one there is must neither fall asleep nor hang up on anybody."""
+    async with hooks.connected() as (reader, writer):
+        writer.write(request(1))
+        assert (await answer(reader))[0] == 200
+        (protocol,) = [each for each in hooks.protocols if not each.transport.is_closing()]
+        first = protocol.timeout_keep_alive_task
+        assert first is not None
+        # Its time is up, but something was answered meanwhile.
+        protocol.timeout_keep_alive_handler()
+        assert not protocol.transport.is_closing()
+        assert protocol.timeout_keep_alive_task is not first
+        # Its time is up, and a body is on its way.
+        writer.write(request(2)[:-1])
+        await writer.drain()
+        async with asyncio.timeout(30):
+            while not hooks.receiver._bytes:
+                await asyncio.sleep(0.01)
+        protocol._answered_at -= protocol.timeout_keep_alive
+        protocol.timeout_keep_alive_handler()
+        writer.write(request(2)[-1:])
+        assert (await answer(reader))[0] == 200
+        # Its time is up, and nothing came.
+        protocol._answered_at -= protocol.timeout_keep_alive
+        protocol.timeout_keep_alive_handler()
+        assert await reader.read() == b""
+
+
+async def test_a_server_that_stops_answers_what_it_took_and_closes(hooks: Hooks) -> None:
+    hold = asyncio.Event()
+    original = hooks.work.commit
+
+    async def commit(items: Any, *, patient: bool) -> Any:
+        await hold.wait()
+        return await original(items, patient=patient)
+
+    hooks.work.commit = commit
+    async with hooks.connected() as (reader, writer):
+        writer.write(request(1))
+        await writer.drain()
+        async with asyncio.timeout(30):
+            while not hooks.receiver._bytes:
+                await asyncio.sleep(0.01)
+        for protocol in hooks.protocols:
+            protocol.shutdown()
+        hold.set()
+        status, headers, _ = await answer(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+    assert (await stored(hooks.dsn)).keys() == {"evt_1"}
+
+
+async def test_an_answer_that_cannot_be_written_harms_nobody_else(hooks: Hooks) -> None:
+    """All of a batch are told in one go: what one connection's answer breaks on must not reach the others'."""
+    async with hooks.connected() as (reader, writer), hooks.connected() as (other_reader, other_writer):
+        for each, number in ((writer, 1), (other_writer, 2)):
+            each.write(request(number))
+            await each.drain()
+        assert (await answer(reader))[0] == 200
+        assert (await answer(other_reader))[0] == 200
+        broken, _ = sorted(hooks.protocols, key=lambda protocol: protocol.client != writer.get_extra_info("sockname"))
+
+        def refuse(*_given: Any) -> None:
+            raise RuntimeError("no")
+
+        broken._acknowledgement = refuse
+        hold = asyncio.Event()
+        original = hooks.work.commit
+
+        async def commit(items: Any, *, patient: bool) -> Any:
+            await hold.wait()
+            return await original(items, patient=patient)
+
+        hooks.work.commit = commit
+        for each, number in ((writer, 3), (other_writer, 4)):
+            each.write(request(number))
+            await each.drain()
+        async with asyncio.timeout(30):
+            while hooks.receiver._bytes < len(body(3)) + len(body(4)):
+                await asyncio.sleep(0.01)
+        hold.set()
+        assert (await answer(other_reader))[0] == 200
+        assert await reader.read() == b""
+    assert (await stored(hooks.dsn)).keys() == {"evt_1", "evt_2", "evt_3", "evt_4"}
 
 
 async def test_a_fault_inside_is_no_acknowledgement(hooks: Hooks) -> None:

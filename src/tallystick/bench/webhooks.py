@@ -22,6 +22,7 @@ import msgspec
 from tallystick import app, queries
 from tallystick.bench import ground
 from tallystick.bench.order_status import Asked, asking, prepared
+from tallystick.bench.processor import ServerClock
 from tallystick.bench.result import Result, median, ratio
 from tallystick.bench.webhooks_baseline import CONNECTIONS, FRAMEWORK
 from tallystick.bench.webhooks_load import Driven, Order
@@ -48,12 +49,18 @@ class Measured(msgspec.Struct, frozen=True):
 
     driven: Driven
     used: Used
+    # None: the server runs elsewhere.
+    server_seconds: float | None
     # Of a spike.
     asked: Asked | None = None
 
     @property
     def per_second(self) -> float:
         return self.driven.answered / self.driven.seconds
+
+    def per_webhook_us(self, seconds: float | None) -> float:
+        """Processor time for one of them."""
+        return 1e6 * (seconds or 0.0) / max(self.driven.answered, 1)
 
 
 async def webhooks(
@@ -95,12 +102,24 @@ async def webhooks(
             "p50_ms": median([one.driven.p50_ms for one in ours]),
             "p99_ms": median([one.driven.p99_ms for one in ours]),
             "baseline_p99_ms": median([one.driven.p99_ms for one in theirs]),
-            "receiver_cpu_us_per_webhook": round(
-                median([1e6 * one.used.cpu_seconds / max(one.driven.answered, 1) for one in ours]), 1
-            ),
+            **_took("", ours),
+            **_took("baseline_", theirs),
             **details,
         },
     )
+
+
+def _took(prefix: str, runs: list[Measured]) -> Details:
+    """Processor time of each process. A server on another machine shows as 0."""
+    return {
+        f"{prefix}receiver_cpu_us_per_webhook": _median([one.per_webhook_us(one.used.cpu_seconds) for one in runs]),
+        f"{prefix}client_cpu_us_per_webhook": _median([one.per_webhook_us(one.driven.cpu_seconds) for one in runs]),
+        f"{prefix}postgres_cpu_us_per_webhook": _median([one.per_webhook_us(one.server_seconds) for one in runs]),
+    }
+
+
+def _median(found: list[float]) -> float:
+    return round(median(found), 1)
 
 
 def _by_schedule(measured: Measured) -> Details:
@@ -156,7 +175,9 @@ async def _measured(
                 rate=rate,
                 signed_before=not is_spike,
             )
+            clock = await ServerClock.started(dsn)
             driven, asked = await _spike(order, port, dsn) if is_spike else (await _driven(order), None)
+            server_seconds = await clock.seconds(dsn)
             used = await ended()
         statuses = set(driven.statuses)
         require(statuses == {"200"} and not driven.unanswered, f"not every webhook was acknowledged: {driven}")
@@ -165,7 +186,7 @@ async def _measured(
         require(stored == driven.distinct, f"{driven.distinct} events were acknowledged, and {stored} are there")
         if side == "ours":
             await ground.checked(dsn)
-    return Measured(driven, used, asked)
+    return Measured(driven, used, server_seconds, asked)
 
 
 async def _spike(order: Order, port: int, dsn: str) -> tuple[Driven, Asked]:

@@ -22,6 +22,8 @@ from typing import Final
 import msgspec
 import uvloop
 
+from tallystick.bench.processor import own_seconds
+
 # A schedule is kept to about this.
 _TICK_SECONDS: Final = 0.001
 # What is not answered by then, after the last was sent, never will be.
@@ -61,6 +63,8 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
     longest_ms: float
     # How much later than planned a request was handed to its connection, at worst: the generator's own fault.
     behind_ms: float
+    # Of this process while it sent, without the signing.
+    cpu_seconds: float
 
 
 def requests(order: Order) -> Iterator[tuple[int, bytes]]:
@@ -151,12 +155,12 @@ class _Load:
         self._acknowledged = bytearray(order.count)
         self._statuses: Counter[int] = Counter()
         self._in_flight = 0
-        self._sent = 0
         self._behind = 0.0
         self._until = 0.0
+        self._cpu_before = 0.0
         self._ended_at = 0.0
         self._is_over = False
-        self._after: Callable[[_Client], None] = self._next_closed if not order.rate else self._next_open
+        self._after: Callable[[_Client, float], None] = self._next_closed if not order.rate else self._next_open
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def drive(self) -> Driven:
@@ -167,6 +171,7 @@ class _Load:
             clients.append(client)
         gc.collect()
         gc.freeze()
+        self._cpu_before = own_seconds()
         began = time.perf_counter()
         self._until = began + self._order.seconds
         if self._order.rate:
@@ -174,7 +179,7 @@ class _Load:
             await self._by_schedule(began)
         else:
             for client in clients:
-                self._next_closed(client)
+                self._next_closed(client, time.perf_counter())
         try:
             async with asyncio.timeout(self._order.seconds + _PATIENCE_SECONDS):
                 await self._done
@@ -191,34 +196,32 @@ class _Load:
                 number, request = next(self._left)
                 at = began + place / rate
                 if self._idle:
-                    self._begin(self._idle.popleft(), number, request, at)
+                    self._begin(self._idle.popleft(), time.perf_counter(), number, request, at)
                 else:
                     self._waiting.append((number, request, at))
             planned = max(planned, due)
             await asyncio.sleep(_TICK_SECONDS)
         self._over()
 
-    def _begin(self, client: _Client, number: int, request: bytes, planned: float) -> None:
+    def _begin(self, client: _Client, now: float, number: int, request: bytes, planned: float) -> None:
         self._in_flight += 1
-        self._sent += 1
-        self._behind = max(self._behind, time.perf_counter() - planned)
+        self._behind = max(self._behind, now - planned)
         client.send(number, request, planned)
 
-    def _next_open(self, client: _Client) -> None:
+    def _next_open(self, client: _Client, now: float) -> None:
         if self._waiting:
-            self._begin(client, *self._waiting.popleft())
+            self._begin(client, now, *self._waiting.popleft())
         else:
             self._idle.append(client)
             if self._is_over:
                 self._over()
 
-    def _next_closed(self, client: _Client) -> None:
-        now = time.perf_counter()
+    def _next_closed(self, client: _Client, now: float) -> None:
         found = next(self._left, None) if now < self._until else None
         if found is None:
             self._over()
             return
-        self._begin(client, *found, now)
+        self._begin(client, now, *found, now)
 
     def _over(self) -> None:
         self._is_over = True
@@ -232,7 +235,7 @@ class _Load:
         if status == 200:  # noqa: PLR2004 - acknowledged
             self._latencies.append(now - planned)
             self._acknowledged[number] = 1
-        self._after(client)
+        self._after(client, now)
 
     def lost(self, client: _Client, number: int) -> None:
         if number >= 0:
@@ -260,6 +263,7 @@ class _Load:
             p999_ms=at(0.999),
             longest_ms=at(1.0),
             behind_ms=round(1000 * self._behind, 2),
+            cpu_seconds=round(own_seconds() - self._cpu_before, 3),
         )
 
 

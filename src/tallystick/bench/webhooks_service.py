@@ -7,13 +7,13 @@ At its end it prints one line of JSON: peak of memory in use, in MB, and seconds
 
 import asyncio
 import gc
-import resource
 import sys
 
 import msgspec
 import uvloop
 
 from tallystick import app
+from tallystick.bench.processor import own_seconds
 from tallystick.bench.settlement_memory import megabytes
 from tallystick.bench.webhooks_baseline import baseline
 from tallystick.settings import Settings
@@ -36,7 +36,7 @@ async def main(dsn: str, side: str) -> None:
 
     def listening(_host: str, port: int) -> None:
         nonlocal before
-        before = _cpu_seconds()
+        before = own_seconds()
         print(port, flush=True)  # noqa: T201 - read by the bench
 
     if side == "ours":
@@ -45,13 +45,8 @@ async def main(dsn: str, side: str) -> None:
     else:
         async with baseline(dsn) as simple:
             await serve(simple, "127.0.0.1", 0, on_listening=listening)
-    told = Used(megabytes("VmHWM"), round(_cpu_seconds() - before, 2))
+    told = Used(megabytes("VmHWM"), round(own_seconds() - before, 3))
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

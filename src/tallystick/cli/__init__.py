@@ -28,6 +28,7 @@ from tallystick.cli.sweep import sweep
 from tallystick.cli.verify import verify
 from tallystick.cli.work import work
 from tallystick.errors import (
+    LogUnreachable,
     Misconfigured,
     NoSimulator,
     OutcomeUnknown,
@@ -39,6 +40,15 @@ from tallystick.errors import (
 from tallystick.store.embedded import EmbeddedFailed
 
 BAD_NEWS, WRONG_USAGE, OUT_OF_REACH = 1, 2, 3
+_OUT_OF_REACH = (
+    Unreachable,
+    OutcomeUnknown,
+    LogUnreachable,
+    ProviderUnreachable,
+    Interrupted,
+    EmbeddedFailed,
+    NoSimulator,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,7 +98,7 @@ def main() -> None:
     except (Misconfigured, SchemaMismatch) as error:
         _say(error)
         sys.exit(WRONG_USAGE)
-    except (Unreachable, OutcomeUnknown, ProviderUnreachable, Interrupted, EmbeddedFailed, NoSimulator) as error:
+    except _OUT_OF_REACH as error:
         _say(error)
         sys.exit(OUT_OF_REACH)
     except TallystickError as error:

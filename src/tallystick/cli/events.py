@@ -10,8 +10,10 @@ from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
 from tallystick.core.webhook import STATUSES, Status
+from tallystick.flows.intake import Retried, retry_poison
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import webhook
+from tallystick.store import intake, webhook
+from tallystick.store.intake import PoisonView
 from tallystick.store.webhook import EventView
 
 _BAD_NEWS: Final = 1
@@ -19,7 +21,7 @@ _BAD_NEWS: Final = 1
 
 @click.group()
 def events() -> None:
-    """List webhook events, and try dead letters again."""
+    """List webhook events, try dead letters again, and look at what Kafka held that is no webhook."""
 
 
 @events.command("list")
@@ -68,6 +70,54 @@ def retry(*, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
         raise SystemExit(_BAD_NEWS)
 
 
+@events.command()
+@click.option("--retry", "again", is_flag=True, help="Read each once more, and store those that can be read now.")
+@click.option("--dismiss", type=click.IntRange(min=1), metavar="NUMBER", help="Leave this one at that; needs --reason.")
+@click.option("--reason", help="Why it is dismissed; kept with it.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, LIMITS.page), help="At most so many.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def poison(*, again: bool, dismiss: int | None, reason: str | None, limit: int, as_json: bool) -> None:
+    """List records of Kafka that could not be stored as webhooks, oldest first. Without an option it reads only.
+
+    Such a record is kept whole, and held nobody up. One that a newer version of Tallystick appended is stored by
+    --retry once this one is as new. One without bytes is a gap: Kafka deleted those records before they were read, and
+    what they told is fetched from the provider's own list of events. Safe to run twice.
+
+    Exit status: 0 done, none is left; 1 some wait for a person; 2 wrong usage or settings; 3 the database is out of
+    reach.
+    """
+    if (dismiss is None) != (not reason) or (again and dismiss is not None):
+        raise click.UsageError("Say --dismiss NUMBER with --reason, or --retry, or neither.")
+    left, retried = run(_poison(configuration.load(), limit, again=again, dismiss=(dismiss, reason)))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins({"waiting": left, "retried": retried})))
+    else:
+        for each in retried:
+            click.echo(f"{each.number:>10}  {each.refused or f'stored, {each.fresh} new event(s)'}", err=True)
+        for view in left:
+            click.echo(_poison_line(view))
+    if left:
+        raise SystemExit(_BAD_NEWS)
+
+
+async def _poison(
+    settings: Settings, limit: int, *, again: bool, dismiss: tuple[int | None, str | None]
+) -> tuple[list[PoisonView], list[Retried]]:
+    async with app.running(settings, migrating=False) as service:
+        database = service.database
+        number, reason = dismiss
+        if number is not None and reason is not None and not await intake.dismiss(database, number, reason):
+            raise click.UsageError(f"{number} is not set aside, or was resolved before.")
+        retried = []
+        if again:
+            retried = [
+                await retry_poison(database, view) for view in await intake.list_poison(database, after=0, most=limit)
+            ]
+            if any(each.fresh for each in retried):
+                await webhook.notify(database)
+        return await intake.list_poison(database, after=0, most=limit), retried
+
+
 async def _list(
     settings: Settings, status: Status | None, provider: str | None, before: int | None, limit: int
 ) -> list[EventView]:
@@ -97,4 +147,13 @@ def _line(event: EventView) -> str:
     return (
         f"{event.number:>10}  {event.received_at:%Y-%m-%d %H:%M:%S}  {event.status:<21}  {event.provider}  "
         f"{event.event_id}  {event.type}  {what}{why}"
+    )
+
+
+def _poison_line(view: PoisonView) -> str:
+    last = "" if view.next_offset == view.first_offset + 1 else f"-{view.next_offset - 1}"
+    size = "gap" if view.bytes is None else f"{view.bytes} bytes"
+    return (
+        f"{view.number:>10}  {view.found_at:%Y-%m-%d %H:%M:%S}  {view.topic}/{view.partition} "
+        f"{view.first_offset}{last}  {size}  {view.reason}"
     )

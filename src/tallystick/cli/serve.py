@@ -110,7 +110,7 @@ async def _start(folder: Path, port: int) -> RunningSimulator:
 async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | None = None) -> None:
     gc.set_threshold(_COLLECT_EVERY)
     async with app.running(settings, simulator_url=simulator_url) as service:
-        for note in service.notes:
+        for note in (*service.notes, *await service.log.check()):
             click.echo(note, err=True)
         key = settings.api_key
         if bootstrap and key is None:

@@ -24,7 +24,7 @@ def work() -> None:
 
     Settlements are paid, and recovered when stuck; reservations that nobody paid in time are swept, and their stock is
     for sale again; charges that a process left behind are looked up and recorded; webhook events are processed, and
-    missed ones fetched.
+    missed ones fetched; with TALLY_KAFKA_BOOTSTRAP they are brought from Kafka into the database.
 
     Run as many of these as you like, on any host: no two of them share a row. The first Ctrl-C lets them finish what
     they hold (seconds; as long as the provider takes to answer), the second stops at once. Killed at any moment they
@@ -32,7 +32,7 @@ def work() -> None:
 
     An outage of the database or of a provider does not end them.
 
-    Exit status: 0 stopped when told, 2 wrong settings, 3 the database is out of reach at the start.
+    Exit status: 0 stopped when told, 2 wrong settings, 3 the database or Kafka is out of reach at the start.
     """
     try:
         run(_work(configuration.load()))
@@ -43,7 +43,7 @@ def work() -> None:
 
 async def _work(settings: Settings) -> None:
     async with app.running(settings) as service:
-        for note in service.notes:
+        for note in (*service.notes, *await service.log.check()):
             click.echo(note, err=True)
         workers = crew(service)
         stopping = asyncio.Event()

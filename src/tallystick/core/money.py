@@ -11,6 +11,7 @@ a provider cannot write is refused (charges) or split into a payable part and a 
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from tallystick.core.currencies import DECIMAL_PROVIDERS, EXPONENTS, WIRE_RULES, Purpose
@@ -173,6 +174,7 @@ def _plain_text(amount: str | Decimal) -> str:
     return format(amount, "f")
 
 
+@lru_cache(maxsize=2048)
 def _unit_micros(currency: str, provider: str | None) -> int:
     return int(10 ** (MICROS_DIGITS - exponent(currency, provider)))
 

@@ -28,6 +28,7 @@ from tallystick.settings import LIMITS, Limits
 
 Item = TypeVar("Item", contravariant=True)  # noqa: PLC0105 - the protocol reads better
 Answer = TypeVar("Answer", covariant=True)  # noqa: PLC0105 - like Item
+Answer_ = TypeVar("Answer_", contravariant=True)  # noqa: PLC0105 - like Item
 I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
 
@@ -59,20 +60,34 @@ class Work(Protocol[Item, Answer]):
         """
 
 
+class Answered(Protocol[Answer_]):
+    """Who is told what became of an item: a future, or somebody who wants no event loop between commit and answer.
+
+    Told once, in the lane that worked on the batch: what it raises there would be taken for the batch's own fault.
+    """
+
+    def done(self) -> bool:
+        """Whether it was told already, or no longer wants to know."""
+
+    def set_result(self, result: Answer_, /) -> None:
+        """It is committed."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """It is not, or nobody knows."""
+
+
 def _no_footprint(_item: object) -> Footprint:
     return ()
 
 
 class _Waiting(Generic[I, A]):
-    __slots__ = ("asked_at", "blocked", "commit_sent", "footprint", "future", "item", "settled", "source")
+    __slots__ = ("answered", "asked_at", "blocked", "commit_sent", "footprint", "item", "settled", "source")
 
-    def __init__(
-        self, item: I, source: Hashable, footprint: Footprint, future: "asyncio.Future[A]", asked_at: float
-    ) -> None:
+    def __init__(self, item: I, source: Hashable, footprint: Footprint, answered: Answered[A], asked_at: float) -> None:
         self.item = item
         self.source = source
         self.footprint = footprint
-        self.future = future
+        self.answered = answered
         self.asked_at = asked_at
         self.settled = False
         # Somebody else's transaction was in the way at least once.
@@ -151,26 +166,30 @@ class GroupCommit(Generic[I, A]):
 
         `source` is whom the item belongs to (a tenant): sources take turns.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[A] = loop.create_future()
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self.submit_for(future, item, source=source)
+        return future
+
+    def submit_for(self, answered: Answered[A], item: I, *, source: Hashable) -> None:
+        """`submit` for somebody who is told directly. Raises Busy at once, and tells nothing, when there is no room."""
         # Whatever can fail about a footprint fails here, before the item is anywhere.
         footprint = self._footprint(item)
         meets_nothing = self._busy.isdisjoint(footprint)
-        waiting = _Waiting(item, source, footprint, future, loop.time())
+        waiting = _Waiting(item, source, footprint, answered, asyncio.get_running_loop().time())
         if self._closing or not self._queue.put(source, waiting):
             raise Busy(self._limits.retry_after_seconds)
+        if not self._unanswered:
+            self._idle.clear()
         self._unanswered += 1
-        self._idle.clear()
-        if meets_nothing:
+        if meets_nothing and not self._arrived.is_set():
             self._arrived.set()
-        return future
 
     async def _lane(self) -> None:
         while True:
             while not self._queue or not (batch := await self._gathered()):
                 self._arrived.clear()
                 await self._arrived.wait()
-            locks = {lock for waiting in batch for lock in waiting.footprint}
+            locks = self._locks(batch)
             self._busy |= locks
             try:
                 await self._settle(batch)
@@ -187,6 +206,11 @@ class GroupCommit(Generic[I, A]):
             finally:
                 self._busy -= locks
                 self._arrived.set()
+
+    def _locks(self, batch: list[_Waiting[I, A]]) -> set[Hashable]:
+        if self._footprint is _no_footprint:
+            return set()
+        return {lock for waiting in batch for lock in waiting.footprint}
 
     async def _gathered(self) -> list[_Waiting[I, A]]:
         if self._linger_seconds and len(self._queue) < _WORTH_A_COMMIT and not self._closing:
@@ -273,10 +297,11 @@ class GroupCommit(Generic[I, A]):
     def _still_wanted(self, batch: list[_Waiting[I, A]]) -> list[_Waiting[I, A]]:
         """Without those whose caller has gone, or has waited as long as we let anybody wait."""
         wanted = []
+        oldest = asyncio.get_running_loop().time() - self._limits.wait_seconds
         for waiting in batch:
-            if waiting.future.done():
+            if waiting.answered.done():
                 self._settled(waiting)
-            elif self._is_overdue(waiting):
+            elif waiting.asked_at < oldest:
                 self._tell_overdue(waiting)
             else:
                 wanted.append(waiting)
@@ -287,12 +312,12 @@ class GroupCommit(Generic[I, A]):
         self.batches += 1
         blocked = []
         for waiting, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, SetAside):
+            if answer is SET_ASIDE:
                 blocked.append(waiting)
                 continue
             self.answered += 1
-            if not waiting.future.done():
-                waiting.future.set_result(answer)
+            if not waiting.answered.done():
+                waiting.answered.set_result(answer)
             self._settled(waiting)
         if blocked:
             self._set_aside(blocked)
@@ -313,9 +338,9 @@ class GroupCommit(Generic[I, A]):
         self._arrived.set()
 
     def _fail(self, waiting: _Waiting[I, A], error: Exception) -> None:
-        if not waiting.future.done():
+        if not waiting.answered.done():
             # Whatever stopped us later, the COMMIT that was lost may have succeeded.
-            waiting.future.set_exception(OutcomeUnknown() if waiting.commit_sent else error)
+            waiting.answered.set_exception(OutcomeUnknown() if waiting.commit_sent else error)
         self._settled(waiting)
 
     def _settled(self, waiting: _Waiting[I, A]) -> None:

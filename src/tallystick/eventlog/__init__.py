@@ -1,1 +1,1 @@
-"""Where webhooks are appended before they are acknowledged: a port, and PostgreSQL."""
+"""Where webhooks are appended before they are acknowledged: a port, PostgreSQL, and Kafka."""

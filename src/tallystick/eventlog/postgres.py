@@ -8,7 +8,7 @@ import structlog
 
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import TallystickError
-from tallystick.eventlog.port import Delivery
+from tallystick.eventlog.port import Answered, Backlog, Delivery
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import webhook as store
 from tallystick.store.database import Database
@@ -58,6 +58,18 @@ class PostgresLog:
     def append(self, delivery: Delivery) -> "asyncio.Future[int]":
         """See the port."""
         return self._group.submit(delivery, source=delivery.provider)
+
+    async def check(self) -> tuple[str, ...]:
+        """See the port. The database was looked at when it was connected to."""
+        return ()
+
+    async def backlog(self) -> Backlog | None:
+        """See the port."""
+        return None
+
+    def append_for(self, answered: Answered, delivery: Delivery) -> None:
+        """See `port.Direct`."""
+        self._group.submit_for(answered, delivery, source=delivery.provider)
 
     async def _tell(self) -> None:
         """One notification for everything that was stored since the last one."""

@@ -126,6 +126,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'webhook_body.append_only', 'webhook_body.kept', 'webhook_body_default.append_only', 'webhook_body_default.kept',
             'webhook_events.kept', 'webhook_events.begins', 'webhook_events.identity', 'webhook_events.transition',
             'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept',
+            'webhook_poison.kept', 'webhook_poison.identity', 'webhook_offset.kept',
             'payment_idempotency_log.payment_logged', 'payment_idempotency_log.payment_stepped',
             'payment_idempotency_log.identity', 'payment_idempotency_log.transition', 'payment_idempotency_log.fence',
             'payment_idempotency_log.kept', 'payment_receipt.receipts_made', 'payment_receipt.identity',
@@ -139,7 +140,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
          WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
      + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
             'webhook_guard_pkey', 'one_live_charge', 'one_live_refund', 'charge_attempt', 'one_receipt', 'one_payer',
-            'refund_generation'])
+            'refund_generation', 'webhook_poison_topic_partition_first_offset_digest_key'])
             AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
@@ -148,7 +149,7 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'sku_backordered_check']) AS wanted (name)
          WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = 'tally.sku'::regclass
                               AND k.conname = wanted.name AND k.convalidated)) AS broken,
-       89 AS checked;
+       93 AS checked;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -339,7 +340,7 @@ SELECT (SELECT count(*) FROM tally.webhook_guard g FULL JOIN tally.webhook_event
          WHERE NOT EXISTS (SELECT 1 FROM tally.webhook_events e
                             WHERE e.number = b.number AND e.received_at = b.received_at))
      + (SELECT count(*) FROM unnest(ARRAY['webhook_guard', 'webhook_events', 'webhook_body', 'webhook_body_default',
-                                          'webhook_cursor']) AS hidden (name)
+                                          'webhook_cursor', 'webhook_offset', 'webhook_poison']) AS hidden (name)
          WHERE has_table_privilege('tallystick_reader', 'tally.' || name, 'SELECT')) AS broken,
        (SELECT count(*) FROM tally.webhook_events) AS checked;
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final, Protocol
 
 import asyncpg
 import msgspec
@@ -22,6 +24,8 @@ CHANNEL: Final = "tally_webhook"
 # Between the elements of a column of text, and what stands for NULL: as the statement `append` reads them.
 _BETWEEN: Final = "\x1e"
 _ABSENT: Final = "\x1d"
+# Of what `append` sorts: provider and key.
+_KEY: Final = itemgetter(0, 1)
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
 _MOST_DIGITS: Final = 18
 # Rows that are counted for the figures: "so many or more" is all that anybody needs to know.
@@ -121,15 +125,17 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         for event in delivery.events
     ]
     # One global order: a key that another transaction is writing is waited for, and two must not wait for each other.
-    told.sort(key=_key)
-    fresh = [0] * len(deliveries)
+    told.sort(key=_KEY)
+    fresh = [len(delivery.events) for delivery in deliveries]
     if not told:
         return fresh
     events = [row[3] for row in told]
     movements = [event.movement for event in events]
     # Who tells of a movement has its id there.
     named = [kept_object(event.object_id) if event.movement is None else None for event in events]
-    found = await connection.fetch(
+    bodies = [event.body for event in events]
+    lengths = [len(body) for body in bodies]
+    repeated = await connection.fetch(
         _SQL["append"],
         _joined([row[0] for row in told]),
         _joined([row[1] for row in told]),
@@ -145,15 +151,13 @@ async def append(connection: Connection, deliveries: Sequence[Told]) -> list[int
         _joined([(name and event.object_purpose) or _ABSENT for name, event in zip(named, events, strict=True)]),
         _literal([None if movement is None else movement.amount_micros for movement in movements]),
         _literal([None if event.occurred_at is None else _moment(event.occurred_at) for event in events]),
-        [event.body for event in events],
+        _literal(list(accumulate(lengths[:-1], initial=1))),
+        _literal(lengths),
+        b"".join(bodies),
     )
-    for (place,) in found:
-        fresh[told[place - 1][2]] += 1
+    for (place,) in repeated:
+        fresh[told[place - 1][2]] -= 1
     return fresh
-
-
-def _key(row: tuple[Any, ...]) -> tuple[str, str]:
-    return row[0], row[1]
 
 
 def _joined(texts: list[str]) -> str:
@@ -165,7 +169,7 @@ def _joined(texts: list[str]) -> str:
     return joined
 
 
-def _literal(numbers: list[int | None]) -> str:
+def _literal(numbers: Sequence[int | None]) -> str:
     return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
 
 

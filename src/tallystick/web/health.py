@@ -11,12 +11,13 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import order, payment, refund, saga, settlement, webhook
+from tallystick.store import intake, order, payment, refund, saga, settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
 from tallystick.web.payment_metrics import NO_PAYMENTS, PaymentFigures
 from tallystick.web.refund_metrics import NO_REFUNDS, SagaFigures
+from tallystick.web.webhook_metrics import NO_LOG, LogFigures
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
@@ -33,6 +34,8 @@ class Check(msgspec.Struct, frozen=True):
     name: str
     ok: bool
     detail: str
+    # Not needed: requests are served without it, so a load balancer must not take this process out for it.
+    needed: bool = True
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +59,7 @@ class Vitals:
         self._events = _of_events(service)
         self._payments = _of_payments(service)
         self._refunds = _of_refunds(service)
+        self._log = _of_log(service)
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -67,8 +71,8 @@ class Vitals:
         query = call.query("verbose")
         if isinstance(query, Rejected):
             return query
-        checks = (await self._database_once(), self._queue())
-        failed = tuple(check.name for check in checks if not check.ok)
+        checks = (await self._database_once(), self._queue(), *await self._log_checks())
+        failed = tuple(check.name for check in checks if check.needed and not check.ok)
         health = Health("not ready" if failed else "ready", failed, checks if "verbose" in query else ())
         return json_reply(503 if failed else 200, health)
 
@@ -84,6 +88,7 @@ class Vitals:
         self._metrics.events(events.figures if events.is_current else None)
         self._metrics.payments(await self._payments.read())
         self._metrics.refunds(await self._refunds.read())
+        self._metrics.log(await self._log.read())
         return Reply(200, self._metrics.exposition(), _EXPOSITION)
 
     async def _database_once(self) -> Check:
@@ -101,6 +106,16 @@ class Vitals:
         except Unreachable:
             return Check("database", ok=False, detail="cannot be reached")
         return Check("database", ok=True, detail="answers")
+
+    async def _log_checks(self) -> tuple[Check, ...]:
+        if self._service.intake is None:
+            return ()
+        figures = await self._log.read()
+        if not figures.is_current or figures.backlog is None:
+            detail = "cannot be reached: webhooks are answered with 503, everything else is served"
+            return (Check("kafka", ok=False, detail=detail, needed=False),)
+        detail = f"answers; {figures.backlog.behind} records are not in the database yet"
+        return (Check("kafka", ok=True, detail=detail, needed=False),)
 
     def _queue(self) -> Check:
         waiting = self._service.engine.group.waiting
@@ -172,6 +187,14 @@ def _of_events(service: Service) -> _Figures[_Events]:
         return _Events(await webhook.figures(service.database), is_current=True)
 
     return _Figures(_Events(), ask, "event_figures_unread")
+
+
+def _of_log(service: Service) -> _Figures[LogFigures]:
+    async def ask(_last: LogFigures) -> LogFigures:
+        poison = await intake.count_poison(service.database)
+        return LogFigures(backlog=await service.log.backlog(), poison=poison, is_current=True)
+
+    return _Figures(NO_LOG, ask, "log_figures_unread")
 
 
 def _of_payments(service: Service) -> _Figures[PaymentFigures]:

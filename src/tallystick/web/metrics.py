@@ -19,6 +19,7 @@ from tallystick.web.order_status_metrics import OrderStatusCounts
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 from tallystick.web.refund_metrics import SagaCounts, SagaFigures
+from tallystick.web.webhook_metrics import LogCounts, LogFigures
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
 # Seconds. Half a millisecond is a lone operation on an idle machine; ten seconds is the bounded wait.
@@ -78,6 +79,8 @@ class Metrics:
         self._registry.register(self._payments)
         self._refunds = SagaCounts()
         self._registry.register(self._refunds)
+        self._log = LogCounts()
+        self._registry.register(self._log)
         self._operations = Counter(
             "tally_operations", "Operations answered, by outcome.", ["outcome"], registry=self._registry
         )
@@ -128,6 +131,10 @@ class Metrics:
     def refunds(self, figures: SagaFigures) -> None:
         """What to show of refunds from now on."""
         self._refunds.figures = figures
+
+    def log(self, figures: LogFigures) -> None:
+        """What to show of the webhooks' log from now on."""
+        self._log.figures = figures
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus's text format."""

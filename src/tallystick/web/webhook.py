@@ -11,10 +11,9 @@ import asyncio
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from math import ceil
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -23,8 +22,8 @@ from starlette.types import ASGIApp
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Event, Forged
-from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
-from tallystick.eventlog.port import Delivery
+from tallystick.errors import Busy, InFlight, LogUnreachable, OutcomeUnknown, Unreachable
+from tallystick.eventlog.port import Answered, Delivery, Direct, EventLog
 from tallystick.settings import LIMITS, Limits
 from tallystick.web.call import Header, Receive, Reply, Scope, Send, problem_reply
 from tallystick.web.problem import failed, not_stored, refused
@@ -76,8 +75,8 @@ class Arrival:
 
     __slots__ = ("bytes", "headers", "is_storing", "name", "provider", "told")
 
-    def __init__(self, name: str, provider: Verifier, headers: list[Header]) -> None:
-        """Nothing of it is read yet."""
+    def __init__(self, name: str, provider: Verifier, headers: list[tuple[str, str]]) -> None:
+        """Nothing of it is read yet. Names of headers are in lower case."""
         self.name = name
         self.provider = provider
         self.headers = headers
@@ -100,9 +99,11 @@ class WebhookReceiver:
     def __init__(self, service: Service, *, limits: Limits = LIMITS, now: Callable[[], datetime] = _wall_clock) -> None:
         """`now` is what signatures are held against."""
         self._providers = service.providers
-        # Ordinary names as they stand in a request line.
-        self._names = {name.encode(): name for name in service.providers}
-        self._log = service.log
+        # The request line of an ordinary delivery, and whose it is.
+        self.request_lines = {f"POST {PREFIX}{name} HTTP/1.1".encode(): name for name in service.providers}
+        # Whole deliveries that a protocol is about to begin, and their bodies.
+        self.gathered: list[tuple[Any, bytes]] = []
+        self._append_for = service.log.append_for if isinstance(service.log, Direct) else _by_future(service.log)
         self._limits = limits
         self._now = now
         self._bytes = 0
@@ -120,7 +121,8 @@ class WebhookReceiver:
         elif scope["method"] != "POST":
             reply = self._counted(name, _NOT_POSTED)
         else:
-            reply = await self._take(Arrival(name, provider, scope["headers"]), receive)
+            headers = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in scope["headers"]]
+            reply = await self._take(Arrival(name, provider, headers), receive)
         if reply is not None:
             await reply.send(send)
             return
@@ -131,68 +133,78 @@ class WebhookReceiver:
         """Read, verify and store it; None when it is durable."""
         try:
             body = await self._body(arrival, receive)
-            storing = body if isinstance(body, Refusal) else self.begin(arrival, body)
-            if not isinstance(storing, Refusal):
-                # What it raises is looked at in `end`.
-                with suppress(Exception):
-                    await storing
+            if isinstance(body, Refusal):
+                return self.refuse(arrival, body)
+            stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            refusal = self.begin(arrival, body, stored)
+            if refusal is not None:
+                return self.refuse(arrival, refusal)
+            fresh = await stored
         except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
-            log.error("webhook_failed", provider=arrival.name, trace=traceback.format_exc())
-            storing = failure(error)
+            return self.fail(arrival, error)
         except BaseException:
             # Cancelled, and what was to be stored with it.
-            arrival.is_storing = False
-            self.abandon(arrival)
+            self._leave(arrival)
             raise
-        return self.end(arrival, storing)
-
-    def expect(self, name: bytes, headers: list[Header]) -> Arrival | None:
-        """Room for an ordinary delivery, whose length is declared. None: it takes the ordinary way, and is told why."""
-        known = self._names.get(name)
-        if known is None:
-            return None
-        arrival = Arrival(known, self._providers[known], headers)
-        for header, value in headers:
-            if header == b"content-length":
-                return arrival if self._reserved(int(value), arrival) is None else None
+        self.end(arrival, fresh)
         return None
 
-    def begin(self, arrival: Arrival, body: bytes) -> "asyncio.Future[int] | Refusal":
-        """Verify the whole body and have it stored. The future is for `end`, which must be called either way."""
-        texts = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in arrival.headers]
-        events = arrival.provider.receive(texts, body, now=self._now())
-        if isinstance(events, Forged):
+    def expect(self, arrival: Arrival, length: int) -> bool:
+        """Room for a delivery of a declared length. False: it takes the ordinary way, and is told why."""
+        return self._reserved(length, arrival) is None
+
+    def provider(self, name: str) -> Verifier:
+        """Of a name among the request lines."""
+        return self._providers[name]
+
+    def begin(self, arrival: Arrival, body: bytes, answered: Answered) -> Refusal | None:
+        """Verify the whole body and have it stored; `answered` is told. Then `end`, `fail` or `refuse` must be called.
+
+        A refusal: nobody will be told anything.
+        """
+        events = arrival.provider.receive(arrival.headers, body, now=self._now())
+        # Hundreds wait at once: what nobody needs any more makes room in the processor's cache for what comes next.
+        arrival.headers = []
+        # Asked so: whether something is a struct, a metaclass written in Python answers, for every webhook.
+        if not isinstance(events, tuple):
             code = _CODES.get(events.code, "webhook_forged")
             return _refusal(events.code, code, events.message, _REMEDIES[code])
         arrival.told = len(events)
         try:
-            storing = self._log.append(Delivery(arrival.name, events))
+            self._append_for(answered, Delivery(arrival.name, events))
         except Busy as busy:
             return _later("busy", busy.retry_after_seconds)
         arrival.is_storing = True
-        return storing
+        return None
 
-    def end(self, arrival: Arrival, storing: "asyncio.Future[int] | Refusal") -> Reply | None:
-        """Count it and give its room back. The reply to send; None: it is durable, and acknowledged."""
-        arrival.is_storing = False
-        self.abandon(arrival)
-        if isinstance(storing, Refusal):
-            return self._counted(arrival.name, storing)
-        if storing.cancelled():
-            return self._counted(arrival.name, _later("busy", self._limits.retry_after_seconds))
-        error = storing.exception()
-        if error is None:
-            fresh = storing.result()
-            self.stored[arrival.name] += fresh
-            if fresh != arrival.told:
-                self.repeated[arrival.name] += arrival.told - fresh
-            return None
+    def end(self, arrival: Arrival, fresh: int) -> None:
+        """It is durable: count it and give its room back. To be acknowledged."""
+        self._leave(arrival)
+        name = arrival.name
+        self.stored[name] += fresh
+        if fresh != arrival.told:
+            self.repeated[name] += arrival.told - fresh
+
+    def refuse(self, arrival: Arrival, refusal: Refusal) -> Reply:
+        """Count it and give its room back. The reply to send."""
+        self._leave(arrival)
+        return self._counted(arrival.name, refusal)
+
+    def fail(self, arrival: Arrival, error: BaseException) -> Reply:
+        """The same, where something else was in the way."""
         if isinstance(error, Busy):
-            return self._counted(arrival.name, _later("busy", error.retry_after_seconds))
+            return self.refuse(arrival, _later("busy", error.retry_after_seconds))
         if isinstance(error, Unreachable | OutcomeUnknown | InFlight):
-            return self._counted(arrival.name, _later("database_unreachable", self._limits.retry_after_seconds))
+            return self.refuse(arrival, _later("database_unreachable", self._limits.retry_after_seconds))
+        if isinstance(error, LogUnreachable):
+            return self.refuse(arrival, _later("log_unreachable", self._limits.retry_after_seconds))
         log.error("webhook_failed", provider=arrival.name, trace="".join(traceback.format_exception(error)))
-        return self._counted(arrival.name, failure(error))
+        return self.refuse(arrival, failure(error))
+
+    def _leave(self, arrival: Arrival) -> None:
+        arrival.is_storing = False
+        self._bytes -= arrival.bytes
+        arrival.bytes = 0
 
     def abandon(self, arrival: Arrival) -> None:
         """Give its room back, unless it is being stored: then `end` does."""
@@ -207,7 +219,7 @@ class WebhookReceiver:
     async def _body(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
         """The whole body. Refused before a byte of it is read where its length is declared."""
         for header, value in arrival.headers:
-            if header == b"content-length":
+            if header == "content-length":
                 refusal = self._reserved(int(value), arrival)
                 if refusal is not None:
                     return refusal
@@ -253,6 +265,24 @@ class Front:
         """By the path alone."""
         answering: ASGIApp = self.receiver if scope["path"].startswith(PREFIX) else self.api
         await answering(scope, receive, send)
+
+
+def _by_future(log: EventLog) -> Callable[[Answered, Delivery], None]:
+    """For a log that knows futures only."""
+
+    def append_for(answered: Answered, delivery: Delivery) -> None:
+        def tell(stored: "asyncio.Future[int]") -> None:
+            if answered.done():
+                return
+            error = Busy(LIMITS.retry_after_seconds) if stored.cancelled() else stored.exception()
+            if error is None:
+                answered.set_result(stored.result())
+            else:
+                answered.set_exception(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+
+        log.append(delivery).add_done_callback(tell)
+
+    return append_for
 
 
 def failure(error: BaseException) -> Refusal:

@@ -1,10 +1,13 @@
 """HTTP/1.1 as `protocol` has it, with a short way for webhooks.
 
-An ordinary webhook (POST, a declared length, nothing else under way on its connection) goes from the parser straight to
-the receiver, and its answer straight to the socket: no ASGI messages, no task, no event. Everything else, and every
-oddity, takes the ordinary way through the same receiver's ASGI application.
+An ordinary webhook goes from its bytes straight to the receiver, and its answer from the commit straight to the socket:
+no parser's callbacks, no ASGI messages, no task, no future. Ordinary is what providers send: a POST whose head came in
+one piece, with plain headers, one declared length, and nothing else under way on its connection. Of a head that is
+anything else not one byte is judged here: the server's own parser gets all of it, and the request takes the ordinary
+way through the same receiver's ASGI application.
 """
 
+import re
 import traceback
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,13 +16,40 @@ import structlog
 
 from tallystick.web.call import Header, Reply
 from tallystick.web.protocol import BoundedProtocol
-from tallystick.web.webhook import PREFIX, Arrival, Refusal, WebhookReceiver, failure
+from tallystick.web.webhook import PREFIX, Arrival, Verifier, WebhookReceiver
 
 log = structlog.get_logger("tallystick.web")
 
-_PATH: Final = PREFIX.encode()
+_START: Final = f"POST {PREFIX}".encode()
+_END: Final = b"\r\n\r\n"
+# Heads of providers have less than one kilobyte; a longer one is not looked for here.
+_MOST_HEAD_BYTES: Final = 8 * 1024
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CLOSED: Final = (b"connection", b"close")
+
+# As strict as can be: what is written otherwise may be right too, and is the parser's to judge.
+_FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ?([!-~](?:[ -~]*[!-~])?)")
+_DIGITS: Final = re.compile(r"[0-9]{1,9}")
+_LENGTH: Final = "content-length"
+# They change what a request is, or what becomes of its connection.
+_FRAMING: Final = frozenset(
+    {
+        "connection",
+        "expect",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# Providers send the same lines again and again. Bounded: whoever sends others costs himself the reading of them.
+_MOST_LINES: Final = 1_024
+_MOST_LINE_BYTES: Final = 256
+
+Field = tuple[str, str]
 
 
 class _Heard:
@@ -29,93 +59,265 @@ class _Heard:
         """See the class."""
 
 
-class _Shortcut:
-    """What the server's protocol knows of a request under way: as much of its own cycle as it looks at."""
+class _Shortcut(Arrival):
+    """A delivery that is also what the server's protocol knows of a request under way: as much as it looks at.
 
-    __slots__ = ("arrival", "disconnected", "keep_alive", "parts", "response_complete")
+    And it is told what became of itself (`eventlog.port.Answered`).
+    """
+
+    __slots__ = ("disconnected", "keep_alive", "missing", "parts", "protocol", "response_complete")
 
     message_event = _Heard()
 
-    def __init__(self, arrival: Arrival, *, keep_alive: bool) -> None:
-        self.arrival = arrival
-        self.keep_alive = keep_alive
-        self.parts: list[bytes] = []
+    def __init__(self, name: str, provider: Verifier, headers: list[Field], protocol: "WebhookProtocol") -> None:
+        self.name = name
+        self.provider = provider
+        self.headers = headers
+        self.bytes = 0
+        self.told = 0
+        self.is_storing = False
+        self.protocol = protocol
+        self.parts: list[bytes] | None = None
+        self.missing = 0
+        self.keep_alive = True
         self.disconnected = False
         self.response_complete = False
+
+    def done(self) -> bool:
+        """Told already. One whose connection is gone is stored all the same."""
+        return self.response_complete
+
+    def set_result(self, fresh: int, /) -> None:
+        """Durable: acknowledge it."""
+        self.protocol.stored(self, fresh)
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Not durable, as far as anybody knows."""
+        self.protocol.failed(self, error)
 
 
 class WebhookProtocol(BoundedProtocol):
     """Of an application that has a `receiver`; any other is served as before."""
 
+    # Lines of heads that were read before; for all connections.
+    _fields: Final[dict[bytes, Field]] = {}
+
     def __init__(self, config: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401 - the server's own arguments
         """As the server makes it."""
         super().__init__(config, *more, **named)
         self._receiver: WebhookReceiver | None = getattr(config.loaded_app, "receiver", None)
+        # The parser has seen whole requests only, and none that changed what the connection is.
+        self._is_between = True
+        self._was_upgraded = False
+        # A short way's body that is still coming.
+        self._coming: _Shortcut | None = None
+        self._answered_at = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Take the short way, if it is an ordinary webhook and nothing else is under way."""
+        if self._coming is not None:
+            self._more(self._coming, data)
+        elif not (self._is_between and data.startswith(_START) and self._is_free() and self._taken(data)):
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """The parser is within a request."""
+        self._is_between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Take the short way, if the request is an ordinary webhook and nothing else is under way."""
-        cycle: Any = self.cycle
-        is_free = cycle is None or cycle.response_complete
-        if self._receiver is not None and is_free and self.url.startswith(_PATH) and not self.expect_100_continue:
-            parser = self.parser
-            if parser.get_method() == b"POST" and not parser.should_upgrade():
-                arrival = self._receiver.expect(self.url[len(_PATH) :], self.headers)
-                if arrival is not None:
-                    keep_alive = parser.get_http_version() == "1.1" and parser.should_keep_alive()
-                    self.cycle = _Shortcut(arrival, keep_alive=keep_alive)  # type: ignore[assignment]
-                    return
+        """What asks for another protocol gets none, but the parser may no longer be where it seems to be."""
+        self._was_upgraded = self._was_upgraded or self.parser.should_upgrade()
         super().on_headers_complete()
 
-    def on_body(self, body: bytes) -> None:
-        """The parser holds it to the declared length, for which there is room."""
-        cycle: Any = self.cycle
-        if type(cycle) is not _Shortcut:
-            super().on_body(body)
-            return
-        self._beside_the_body -= len(body)
-        cycle.parts.append(body)
-
     def on_message_complete(self) -> None:
-        """All of it is there: have it stored."""
-        cycle: Any = self.cycle
-        if type(cycle) is not _Shortcut:
-            super().on_message_complete()
+        """The parser is between two requests."""
+        self._is_between = not self._was_upgraded
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An idle connection's time begins."""
+        self._answered_at = self.loop.time()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The short way sets no timer for each answer: it lets the one there is find out that it came too early."""
+        idle_seconds = self.loop.time() - self._answered_at
+        if not self._is_free():
+            idle_seconds = 0.0
+        if idle_seconds >= self.timeout_keep_alive:
+            super().timeout_keep_alive_handler()
             return
-        receiver = self._receiver
-        parts = cycle.parts
-        try:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            storing = receiver.begin(cycle.arrival, body)  # type: ignore[union-attr]
-        except Exception as error:  # noqa: BLE001 - the parser would call the request malformed
-            log.error("webhook_failed", provider=cycle.arrival.name, trace=traceback.format_exc())
-            storing = failure(error)
-        if isinstance(storing, Refusal):
-            self._answer(cycle, receiver.end(cycle.arrival, storing))  # type: ignore[union-attr]
-            return
-        storing.add_done_callback(lambda stored: self._answer(cycle, receiver.end(cycle.arrival, stored)))  # type: ignore[union-attr]
+        self._close_when_idle(self.timeout_keep_alive - idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A body that broke off gives its room back; one that is being stored does so when it is."""
-        cycle: Any = self.cycle
-        if type(cycle) is _Shortcut and self._receiver is not None:
-            self._receiver.abandon(cycle.arrival)
+        if self._coming is not None and self._receiver is not None:
+            self._receiver.abandon(self._coming)
+            self._coming = None
         super().connection_lost(exc)
+        # Also where the server's own leaves it running.
+        self._unset_keepalive_if_required()
 
-    def _answer(self, cycle: _Shortcut, refusal: Reply | None) -> None:
-        cycle.response_complete = True
+    def _is_free(self) -> bool:
+        cycle: Any = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.transport.is_closing()
+
+    def _taken(self, data: bytes) -> bool:
+        """False: it is not for the short way, and nothing happened."""
+        receiver = self._receiver
+        end = data.find(_END, 0, _MOST_HEAD_BYTES)
+        if end < 0 or receiver is None:
+            return False
+        lines = data[:end].split(b"\r\n")
+        name = receiver.request_lines.get(lines[0])
+        if name is None:
+            return False
+        headers: list[Field] = []
+        length = self._length(lines, headers)
+        shortcut = _Shortcut(name, receiver.provider(name), headers, self)
+        if length < 0 or not receiver.expect(shortcut, length):
+            return False
+        self.cycle = shortcut  # type: ignore[assignment]
+        start = end + len(_END)
+        whole = start + length
+        if len(data) == whole:
+            self._gather(shortcut, data[start:])
+        elif len(data) > whole:
+            # Sent ahead: it is begun when this one is answered, and the parser keeps it until then.
+            self._gather(shortcut, data[start:whole])
+            super().data_received(data[whole:])
+        else:
+            shortcut.parts = [data[start:]]
+            shortcut.missing = whole - len(data)
+            self._coming = shortcut
+        return True
+
+    def _length(self, lines: list[bytes], headers: list[Field]) -> int:
+        """The declared length, with all headers read into `headers`; -1: it is no ordinary head."""
+        known = self._fields
+        length = -1
+        for line in lines[1:]:
+            field = known.get(line) or self._field(line)
+            if field is None:
+                return -1
+            if field[0] == _LENGTH:
+                if length >= 0:
+                    return -1
+                length = int(field[1])
+            headers.append(field)
+        return length
+
+    def _field(self, line: bytes) -> Field | None:
+        """A line of a head, if it is an ordinary one."""
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            return None
+        field = match[1].decode("ascii").lower(), match[2].decode("ascii")
+        if field[0] in _FRAMING or (field[0] == _LENGTH and not _DIGITS.fullmatch(field[1])):
+            return None
+        if len(line) <= _MOST_LINE_BYTES:
+            if len(self._fields) >= _MOST_LINES:
+                self._fields.clear()
+            self._fields[line] = field
+        return field
+
+    def _more(self, shortcut: _Shortcut, data: bytes) -> None:
+        """More of a body, and perhaps what comes after it."""
+        parts, missing = shortcut.parts or [], shortcut.missing
+        parts.append(data[:missing])
+        shortcut.missing = missing - len(parts[-1])
+        if shortcut.missing:
+            return
+        self._coming = None
+        shortcut.parts = None
+        self._gather(shortcut, b"".join(parts))
+        if len(data) > missing:
+            super().data_received(data[missing:])
+
+    def _gather(self, shortcut: _Shortcut, body: bytes) -> None:
+        """Begin it with all others that this turn of the loop brings: one kind of work at a time is faster done."""
+        gathered: list[tuple[_Shortcut, bytes]] = self._receiver.gathered  # type: ignore[union-attr]
+        if not gathered:
+            self.loop.call_soon(_begin_all, gathered)
+        gathered.append((shortcut, body))
+
+    def begin(self, shortcut: _Shortcut, body: bytes) -> None:
+        """Verify it and have it stored. Raises nothing, like `stored`."""
+        receiver: WebhookReceiver = self._receiver  # type: ignore[assignment]
+        try:
+            refusal = receiver.begin(shortcut, body, shortcut)
+        except Exception as error:  # noqa: BLE001 - the provider is owed an answer that makes it send again
+            self.failed(shortcut, error)
+            return
+        if refusal is not None:
+            self._refuse(shortcut, receiver.refuse(shortcut, refusal))
+
+    def stored(self, shortcut: _Shortcut, fresh: int) -> None:
+        """Acknowledge it. Raises nothing: others were stored with it, and are owed their answers."""
+        try:
+            self._receiver.end(shortcut, fresh)  # type: ignore[union-attr]
+            shortcut.response_complete = True
+            if not self.transport.is_closing():
+                self.transport.write(self._acknowledgement(shortcut))
+                self._finished(shortcut)
+        except Exception:  # noqa: BLE001 - see above; without an answer the provider sends it again
+            log.error("webhook_failed", provider=shortcut.name, trace=traceback.format_exc())
+            self.transport.abort()
+
+    def failed(self, shortcut: _Shortcut, error: Exception) -> None:
+        """Tell the provider to send it again. Raises nothing, like `stored`."""
+        try:
+            self._refuse(shortcut, self._receiver.fail(shortcut, error))  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - as above
+            log.error("webhook_failed", provider=shortcut.name, trace=traceback.format_exc())
+            self.transport.abort()
+
+    def _acknowledgement(self, shortcut: _Shortcut) -> bytes:
+        headers = self.server_state.default_headers
+        if not shortcut.keep_alive:
+            return _written(200, [*headers, _CLOSED], b"")
+        global _acknowledged  # noqa: PLW0603 - the server renews its headers once a second, for all connections
+        acknowledged = _acknowledged
+        if acknowledged[0] is not headers:
+            _acknowledged = acknowledged = headers, _written(200, headers, b"")
+        return acknowledged[1]
+
+    def _refuse(self, shortcut: _Shortcut, reply: Reply) -> None:
+        shortcut.response_complete = True
         if self.transport.is_closing():
             return
-        headers = [*self.server_state.default_headers]
-        status, body = (200, b"") if refusal is None else (refusal.status, refusal.body)
-        if refusal is not None:
-            headers += [(b"content-type", refusal.media_type), *refusal.headers]
-        if not cycle.keep_alive and _CLOSED not in headers:
+        headers = [*self.server_state.default_headers, (b"content-type", reply.media_type), *reply.headers]
+        if _CLOSED in reply.headers:
+            shortcut.keep_alive = False
+        elif not shortcut.keep_alive:
             headers.append(_CLOSED)
-        self.transport.write(_written(status, headers, body))
-        if _CLOSED in headers:
+        self.transport.write(_written(reply.status, headers, reply.body))
+        self._finished(shortcut)
+
+    def _finished(self, shortcut: _Shortcut) -> None:
+        if not shortcut.keep_alive:
             self.transport.close()
-        self.on_response_complete()
+        if self.pipeline or not shortcut.keep_alive:
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._close_when_idle(self.timeout_keep_alive)
+
+    def _close_when_idle(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+
+_acknowledged: tuple[list[Header], bytes] = [], b""
+
+
+def _begin_all(gathered: list[tuple[_Shortcut, bytes]]) -> None:
+    taken = gathered[:]
+    gathered.clear()
+    for shortcut, body in taken:
+        shortcut.protocol.begin(shortcut, body)
 
 
 def _written(status: int, headers: list[Header], body: bytes) -> bytes:

@@ -11,6 +11,7 @@ from tallystick.flows.settling import Settler
 from tallystick.settings import LIMITS
 from tallystick.workers.collector import CollectorWorker
 from tallystick.workers.events import EventsWorker, Periodic, backfill_worker, keeping_worker
+from tallystick.workers.intake import IntakeWorker
 from tallystick.workers.refunder import RefunderWorker
 from tallystick.workers.settler import SettlementWorker
 from tallystick.workers.sweeper import SweeperWorker
@@ -64,8 +65,10 @@ def _settlers(service: app.Service) -> Iterator[Worker]:
 
 
 def _listeners(service: app.Service) -> Iterator[Worker]:
-    """Webhook events: one who processes them, one for each provider that can be asked for missed ones, a keeper."""
+    """Webhook events: who processes them, who brings them from Kafka, who asks a provider for missed ones, a keeper."""
     yield EventsWorker(service.events)
+    if service.intake is not None:
+        yield IntakeWorker(service.intake)
     for name, provider in service.providers.items():
         backfill = Backfill(service.database, name, provider)
         if backfill.is_offered:

@@ -52,14 +52,14 @@ class EventsWorker:
                 except Exception as error:  # noqa: BLE001 - a worker must go on when the trouble is over
                     failures += 1
                     pause = pause_under_pressure(failures, self._limits)
-                    log.warning("events_interrupted", reason=_in_short(error), next_try_seconds=pause)
+                    log.warning("events_interrupted", reason=in_short(error), next_try_seconds=pause)
                     # Who pauses for the database's sake is not woken by it.
-                    await _rest(pause, stopping)
+                    await rest(pause, stopping)
                     continue
                 failures = 0
                 self._tell(processed)
                 if not processed.claimed:
-                    await _rest(self._limits.event_pause_seconds, stopping, ear.heard)
+                    await rest(self._limits.event_pause_seconds, stopping, ear.heard)
         finally:
             await ear.close()
 
@@ -96,11 +96,11 @@ class Periodic:
             except Exception as error:  # noqa: BLE001 - like the other workers
                 failures += 1
                 pause = min(pause_under_pressure(failures, self._limits), self._every)
-                log.warning("worker_interrupted", worker=self.name, reason=_in_short(error), next_try_seconds=pause)
+                log.warning("worker_interrupted", worker=self.name, reason=in_short(error), next_try_seconds=pause)
             else:
                 failures = 0
                 pause = self._every
-            await _rest(pause, stopping)
+            await rest(pause, stopping)
 
 
 def backfill_worker(backfill: Backfill, limits: Limits = LIMITS) -> Periodic:
@@ -123,7 +123,7 @@ def pause_under_pressure(failures: int, limits: Limits) -> float:
     return min(limits.event_pause_seconds * (1 << min(failures - 1, 16)), limits.event_longest_pause_seconds)
 
 
-async def _rest(seconds: float, *enough: asyncio.Event) -> None:
+async def rest(seconds: float, *enough: asyncio.Event) -> None:
     """Until one of the events is set, or about so long."""
     if any(event.is_set() for event in enough):
         return
@@ -137,7 +137,7 @@ async def _rest(seconds: float, *enough: asyncio.Event) -> None:
             task.cancel()
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """What broke."""
     if isinstance(error, TallystickError):
         return str(error).split(". ", 1)[0]

@@ -6,14 +6,15 @@ Unknown fields are let pass, wrong types are not. Amounts are integers in Stripe
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.money import NotRepresentable, from_minor, is_currency
+from tallystick.core.currencies import EXPONENTS, Purpose
+from tallystick.core.money import NotRepresentable, from_minor
 from tallystick.core.provider import Movement, State
 
 # Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
@@ -52,6 +53,9 @@ PAYOUT_STATES: Final[Mapping[str, State]] = MappingProxyType(
 
 # Whatever decoding a body can raise: one that is nested deeply enough ends in a RecursionError.
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# As Stripe writes them, in lower case only: anything else is not from where we think it is.
+_CURRENCIES: Final[Mapping[str, str]] = MappingProxyType({currency.lower(): currency for currency in EXPONENTS})
 
 _ID: Final = re.compile(r"[A-Za-z0-9_]{1,255}")
 
@@ -277,6 +281,8 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+# Whole seconds: of the events of one moment many have the same.
+@lru_cache(maxsize=256)
 def moment(seconds: int) -> datetime:
     """A time as Stripe writes it. Raises Unreadable."""
     try:
@@ -305,14 +311,14 @@ def _movement(
     parent: str = "",
     about: str = "",
 ) -> Movement:
-    currency = kept.currency.upper()
-    # Stripe writes lower case only; anything else is not from where we think it is.
-    if kept.currency != currency.lower() or not is_currency(currency):
+    currency = _CURRENCIES.get(kept.currency)
+    if currency is None:
         raise Unreadable("its currency is none that we know")
+    reference = kept.reference
     amount = from_minor(kept.amount, currency, provider="stripe")
     if isinstance(amount, NotRepresentable):
         raise Unreadable("its amount cannot be held")
-    if "\0" in f"{status}{kept.reference}{parent}{about}":
+    if "\0" in f"{status}{reference}{parent}{about}":
         raise Unreadable("a text of it cannot be stored")
     return Movement(
         provider="stripe",
@@ -322,7 +328,7 @@ def _movement(
         currency=currency,
         state=state,
         status=status,
-        reference=kept.reference,
+        reference=reference,
         parent=parent,
         about=about,
         created_at=moment(kept.created),
