@@ -290,3 +290,31 @@ async def test_money_in_a_dead_letter_is_not_in_order(dsn: str, control: Control
         await webhook.retry(till.shop.database, None)
         await till.run()
     assert await broken(dsn) == {}
+
+
+async def test_everybody_at_once_gives_back_once(dsn: str, control: Control) -> None:
+    """Three workers, two sweepers, cancellations and repeated clicks over the same payments, each told three times."""
+    async with desk(dsn, control) as one, desk(dsn, control, by="two") as two, desk(dsn, control, by="three") as three:
+        late = [await one.ghost(f"late_{number}") for number in range(8)]
+        open_ = [await one.bought(f"open_{number}") for number in range(8)]
+        for told in range(3):
+            for number, (_, payment) in enumerate([*late, *open_]):
+                await one.tell(payment, f"evt_{number}_{told}")
+        await asyncio.gather(
+            *(till.events.run_once(most=7) for till in (one, two, three) for _ in range(4)),
+            *(till.refunds.sweep() for till in (one, two)),
+            *(one.shop.orders.cancel(one.shop.tenant, order.id) for order, _ in open_[:4]),
+            *(two.shop.pay(order) for order, _ in open_),
+        )
+        for _ in range(3):
+            await one.run()
+        given_back = [refund["reference"] for refund in one.given_back()]
+        assert len(given_back) == len(set(given_back))
+        for order, _ in [*late, *open_]:
+            is_paid = await one.status(order) == "PAID"
+            assert await one.refund_statuses(order) == ([] if is_paid else ["COMPLETED"])
+        assert set((await one.ended()).values()) <= {"PROCESSED_OK", "PROCESSED_COMPENSATED"}
+        balances = await one.balances()
+        assert balances["owed"] == 0
+        assert balances["taken"] == -PRICE * (16 - len(given_back))
+    assert await broken(dsn) == {}
