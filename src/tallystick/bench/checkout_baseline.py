@@ -91,7 +91,7 @@ class _Shop:
         async with self._pool.acquire() as connection, connection.transaction():
             if await connection.execute(SQL["take"], wish.sku, wish.quantity) == "UPDATE 0":
                 return _json({"code": "sold_out"}, 409)
-            row = await connection.fetchrow(
+            (row,) = await connection.fetch(
                 SQL["order"], key, wish.sku, wish.quantity, wish.amount_micros, wish.currency
             )
         return _json(

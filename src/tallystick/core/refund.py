@@ -3,7 +3,8 @@
 From its commit on a refund is the financial sweeper's, until the provider has it or has refused it for good:
 
     never sent, or known not to have run ──> Send     the same key
-    may have run ──────────────────────────> LookUp   the provider's books first, wherever it has any
+    may have run ──────────────────────────> LookUp   the provider's books first, wherever it has any; not there: the
+                                                      same key again, while the provider knows it
     an answer known ───────────────────────> recorded
     nobody can tell ───────────────────────> Hold     a person should look; it is asked about again all the same
 
@@ -114,13 +115,12 @@ def after_look(
 ) -> Resend | Entry:
     """What the provider's books make of a refund whose outcome is unknown.
 
-    Not there, it is sent again, also after a 5xx: an outage is full of those. What the provider may still roll forward
-    has the same key; and where that was forgotten, a payment that went back whole cannot go back again.
+    Absence after a server error proves nothing, and is not taken for a proof: what is sent again is sent under the same
+    key while the provider knows it, and no provider gives more of a payment back than it took. A payout has only the
+    first of the two, so it waits for a person; a refund that did would be owed for ever after every 503.
     """
-    if isinstance(looked, Absent):
-        history = msgspec.structs.replace(history, server_error=False)
     step = settlement.after_look(
-        history,
+        msgspec.structs.replace(history, server_error=history.server_error and not isinstance(looked, Absent)),
         looked,
         tries=0,
         amount_micros=owed.amount_micros,

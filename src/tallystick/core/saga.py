@@ -7,11 +7,13 @@ A webhook tells that a payment has become something. First match wins:
     waiting, moving                            nothing yet
     failed                                     the charge has failed: the buyer may try again
     moved, told before                         nothing more: one payment counts once, however often it is told
+    moved, of no amount, or beyond any order's a break: no receipt could hold it, no ledger make room for it
     moved, not the order's amount or currency  by policy: given back, or a person decides
     moved, order PENDING                       PAID
     moved, order PAID by another payment       given back
     moved, order cancelled by its buyer        given back
     moved, order cancelled by the sweeper      by policy: given back, or PAID and delivered later
+    to be given back, and disputed already     a person decides: a refund would be the second
 
 The caller holds the order's lock, and passes what is stored. Events of one order that come in one batch are decided one
 after the other, each with what the one before it did (`after`).
@@ -39,6 +41,7 @@ LATE: Final = "late"
 CANCELLED: Final = "order_cancelled"
 SECOND: Final = "second_payment"
 OTHER_AMOUNT: Final = "amount_differs"
+DISPUTED: Final = "disputed"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +146,15 @@ def decide(movement: Movement, ours: Ours | None, case: Case | None) -> Decision
             return Told(receipt) if receipt is not None else _moved(movement, case)
 
 
+def if_disputed(_decision: GiveBack) -> Review:
+    """What becomes of money that is owed when the customer's bank has taken it back, told before or beside it."""
+    return Review(DISPUTED)
+
+
 def _moved(movement: Movement, case: Case) -> Decision:
+    if not 0 < movement.amount_micros <= orders.MAX_AMOUNT_MICROS:
+        # No refund is made of nothing; and an absurd amount, held as owed, would leave others no room in the ledger.
+        return Break("contradicted")
     if (movement.amount_micros, movement.currency) != (case.amount_micros, case.currency):
         return GiveBack(OTHER_AMOUNT) if case.policy.other_amount == "refund" else Review(OTHER_AMOUNT)
     match case.status:

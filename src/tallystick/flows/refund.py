@@ -195,6 +195,9 @@ class Refunds:
         uuid = id_of(order_id)
         if uuid is None:
             return order_unknown(order_id)
+        if not payment_intent_id.isprintable():
+            # No provider's id is like that, and no database could be asked for it.
+            return _no_payment(order_id, payment_intent_id)
         async with self._database.stepping() as connection:
             found = await store.decide(connection, tenant, uuid, payment_intent_id)
             if found is None:

@@ -16,7 +16,7 @@ import structlog
 from tallystick.core.settlement import Transferred
 from tallystick.core.webhook import Outcome, Postponed, Recorded
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, Unreachable, require
+from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, TallystickError, Unreachable, require
 from tallystick.flows.refund import Changed, Refunds
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
@@ -29,6 +29,13 @@ log = structlog.get_logger("tallystick.saga")
 
 # Orders may be locked by a click or the sweeper for one commit; a batch that met one of them is run again.
 _MOST_ROUNDS: Final = 5
+
+
+class Unsettled(TallystickError):
+    """The database refuses what these events come to, each time, and not because somebody holds a lock.
+
+    No outage: one of them contradicts what is stored. Whoever handles them finds it by trying one by one.
+    """
 
 
 class Saga:
@@ -67,6 +74,7 @@ class Saga:
 
     async def _settle(self, events: Sequence[Claimed]) -> tuple[Settled, set[int]]:
         lost: set[int] = set()
+        refused: Contended | None = None
         for _ in range(_MOST_ROUNDS):
             mine = [event for event in events if event.number not in lost]
             try:
@@ -78,11 +86,13 @@ class Saga:
                 return settled, lost
             except ClaimsLost as claims:
                 lost |= claims.numbers
-            except Contended:
-                continue
+            except Contended as contended:
+                refused = contended
             except RestoredDatabase as restored:
                 # An outage, for as long as nobody has asked the providers: `tally recover`.
                 raise Unreachable(str(restored)) from restored
             except Lost as broken:
                 raise (OutcomeUnknown() if broken.commit_sent else Unreachable(str(broken))) from broken
+        if refused is not None and not refused.held:
+            raise Unsettled("The database refuses what these events come to. Nothing was changed.") from refused
         raise InFlight(self._limits.lock_wait_seconds)

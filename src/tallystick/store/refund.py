@@ -282,10 +282,18 @@ async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
     if failed:
         await _report(connection, failed)
     await post(connection, [*_moves(done, "refunded"), *_moves(_came_back(failed), "refund_failed")])
-    await _compensate(connection, done)
     written = {id(item) for item, _ in mine}
-    # A batch that is run again after a lost COMMIT finds its own results.
-    return [id(item) in written or _is_there(item, rows[item.tenant.number, item.key]) for item in items]
+    # A batch that is run again after a lost COMMIT finds its own results. So does who was overtaken by the provider's
+    # own word: the event that he has in hand is his to end.
+    there = [
+        (item, row)
+        for item in ordered
+        for row in [rows[item.tenant.number, item.key]]
+        if id(item) not in written and _is_there(item, row)
+    ]
+    await _compensate(connection, [*done, *((item, row) for item, row in there if isinstance(item.entry, Transferred))])
+    written |= {id(item) for item, _ in there}
+    return [id(item) in written for item in items]
 
 
 async def wake(database: Database, provider: str, most: int) -> None:

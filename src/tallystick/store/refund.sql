@@ -114,11 +114,12 @@ UPDATE tally.payment_break b
    AND b.resolved_at IS NULL;
 
 -- name: wake
--- The provider answers again: what waited for it need not wait out its pause.
+-- The provider answers again: what waited for it need not wait out its pause. What was never answered without an end is
+-- not waiting: it is being sent for the first time, and to claim it would only take it out of its sender's hand.
 UPDATE tally.payment_idempotency_log l SET due_at = clock_timestamp()
  WHERE l.ctid = ANY (ARRAY(SELECT ctid FROM tally.payment_idempotency_log
                             WHERE operation_type = 'REFUND' AND status = 'PENDING' AND provider = $1
-                              AND due_at > clock_timestamp() + interval '1 second' AND reason IS NULL
+                              AND due_at > clock_timestamp() + interval '1 second' AND reason IS NULL AND tries > 0
                             LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED));
 
 -- name: of_order

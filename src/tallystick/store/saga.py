@@ -46,7 +46,7 @@ from tallystick.core.settlement import Failed, Transferred
 from tallystick.core.webhook import Compensated, End, Ok, Outcome, Postponed, Recorded
 from tallystick.errors import InvariantBroken, require
 from tallystick.store import intent as intents
-from tallystick.store import refund, webhook
+from tallystick.store import refund, settling, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.literal import booleans, numbers, uuids
@@ -166,13 +166,15 @@ class _Batch:
         self._learned: dict[tuple[int, bytes], str] = {}
         self._failed: dict[tuple[int, bytes], str] = {}
         self._breaks: list[tuple[str, Claimed, Movement, Place | None]] = []
-        self._results: list[Result] = []
+        # The last of each: what came and failed in one batch has failed, and its money never left `owed`.
+        self._results: dict[tuple[int, bytes], Result] = {}
         self._touched: dict[Place, Tenant] = {}
         self._counts: Counter[str] = Counter()
         self._cases: dict[Place, Case] = {}
         self._skus: dict[Place, tuple[int, str]] = {}
         self._stocks: dict[tuple[int, str], int] = {}
         self._given_back: set[tuple[Place, str]] = set()
+        self._is_here: bool | None = None
 
     # --- charges
 
@@ -184,12 +186,42 @@ class _Batch:
             ours = None if charge is None else self._ours(charge)
             case = None if charge is None else self._case(charge)
             decision = saga.decide(movement, ours, case)
+            if isinstance(decision, GiveBack):
+                reason = await self._not_now(event.provider)
+                if reason is not None:
+                    # No fault of the event's, and of no concern to those that are to be PAID beside it.
+                    self.outcomes[event.number] = Postponed(reason, self._look_again)
+                    continue
             self._take(event, movement, charge, ours, decision)
             if charge is not None and case is not None:
                 later = saga.after(case, movement, decision, event_number=event.number)
                 self._cases[charge.place] = later
                 if later.available is not None:
                     self._stocks[self._skus[charge.place]] = later.available
+
+        await self._spare_the_disputed()
+
+    async def _not_now(self, provider: str) -> str | None:
+        """Why nothing can be given back from here at this time: nothing is begun then."""
+        if provider not in self._terms.books:
+            return f"no provider {provider} is configured to give it back"
+        if self._is_here is None:
+            self._is_here = await settling.is_here(self._connection)
+        return None if self._is_here else "this database was restored: run `tally recover`"
+
+    async def _spare_the_disputed(self) -> None:
+        """What the customer's bank has taken back is not given back beside that: whichever was told first."""
+        owed = [(event.provider, movement.id) for _, event, movement, held in self._held if isinstance(held, GiveBack)]
+        if not owed:
+            return
+        rows = await self._connection.fetch(_SQL["disputed"], [name for name, _ in owed], [id_ for _, id_ in owed])
+        disputed = {(row["provider"], row["object_id"]) for row in rows} | {
+            (event.provider, movement.id) for kind, event, movement, _ in self._breaks if kind == "disputed"
+        }
+        for place, (charge, event, movement, held) in enumerate(self._held):
+            if isinstance(held, GiveBack) and (event.provider, movement.id) in disputed:
+                self._held[place] = (charge, event, movement, saga.if_disputed(held))
+                self.outcomes[event.number] = Ok()
 
     def _ours(self, charge: _Charge) -> Ours:
         """The charge, with what this batch has done to it."""
@@ -223,16 +255,16 @@ class _Batch:
                     refund=row["refund"],
                 )
             )
-        late = sorted(
-            {
-                (row["tenant_id"], row["sku"])
-                for row in rows
-                if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
-            }
-        )
+        late = {
+            (row["tenant_id"], row["sku"])
+            for row in rows
+            if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
+        }
         if late:
+            # Those of orders that will be PAID as well: the trigger would take them later, out of order.
+            stocks = sorted({*late, *((row["tenant_id"], row["sku"]) for row in rows if row["status"] == "PENDING")})
             locked = await self._connection.fetch(
-                _SQL["lock_stocks"], [tenant for tenant, _ in late], [sku for _, sku in late]
+                _SQL["lock_stocks"], [tenant for tenant, _ in stocks], [sku for _, sku in stocks]
             )
             self._stocks = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
         for row in rows:
@@ -355,19 +387,19 @@ class _Batch:
                     is_done = isinstance(decision, Complete)
                     self._counts["refund.completed" if is_done else "refund.failed"] += 1
                     entry = Transferred(movement.id) if isinstance(decision, Complete) else Failed(decision.reason)
-                    self._results.append(
-                        Result(
-                            tenant=one.tenant,
-                            key=one.key,
-                            claim_number=None,
-                            entry=entry,
-                            response=_said(event, movement),
-                            failed_as=None if is_done else movement.id,
-                        )
+                    self._results[name] = Result(
+                        tenant=one.tenant,
+                        key=one.key,
+                        claim_number=None,
+                        entry=entry,
+                        response=_said(event, movement),
+                        failed_as=None if is_done else movement.id,
                     )
                     logged[name] = LoggedRefund(status="COMPLETED" if is_done else "FAILED", refund_id=movement.id)
                     if is_done:
                         self._given_back.add((one.place, payments[name]))
+                    else:
+                        self._given_back.discard((one.place, payments[name]))
                     self._touched[one.place] = one.tenant
 
     # --- both
@@ -470,7 +502,7 @@ class _Batch:
     async def _record(self) -> None:
         if not self._results:
             return
-        recorded = await refund.record(self._connection, self._results)
+        recorded = await refund.record(self._connection, list(self._results.values()))
         require(all(recorded), "a refund that was locked could not be recorded")
 
     async def _finish(self, events: Sequence[Claimed]) -> None:
@@ -616,7 +648,15 @@ async def _found_refunds(
             event, movement, _ = keyed[row["place"] - 1]
             if is_reference(row["idempotency_key"], movement.reference):
                 found[event.number] = _refund(row)
-    nameless = [pair for pair in told if pair[0].number not in found and not pair[1].reference and pair[1].parent]
+    # One that failed gave nothing back: were it somebody else's, to take it for ours would end one that is on its way.
+    nameless = [
+        (event, movement)
+        for event, movement in told
+        if event.number not in found
+        and not movement.reference
+        and movement.parent
+        and movement.state not in ("failed", "returned")
+    ]
     if nameless:
         rows = await connection.fetch(
             _REFUND_SQL["by_payment"],
@@ -667,13 +707,19 @@ def _break_columns(breaks_: Sequence[tuple[str, Claimed, Movement, Place | None]
         [event.provider for _, event, _, _ in breaks_],
         [movement.purpose for _, _, movement, _ in breaks_],
         [movement.id for _, _, movement, _ in breaks_],
-        [movement.status for _, _, movement, _ in breaks_],
+        [_word(movement) for _, _, movement, _ in breaks_],
         [movement.amount_micros for _, _, movement, _ in breaks_],
         [movement.currency for _, _, movement, _ in breaks_],
         [None if place is None else place[0] for *_, place in breaks_],
         [None if place is None else place[1] for *_, place in breaks_],
         [event.number for _, event, _, _ in breaks_],
     )
+
+
+def _word(movement: Movement) -> str:
+    """What tells one break of an object from another. A payment is disputed by things with ids of their own."""
+    is_taken = movement.purpose == "charge" and movement.parent
+    return f"{movement.status} {movement.parent}" if is_taken else movement.status
 
 
 def _said(event: Claimed, movement: Movement) -> bytes:

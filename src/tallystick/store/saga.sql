@@ -44,6 +44,14 @@ SELECT r.tenant_id, r.order_id, r.payment_intent_id, r.fate, r.event_number, f.s
                         AND l.payment_intent_id = r.payment_intent_id AND l.provider = r.provider
                         AND l.tenant_id = r.tenant_id ORDER BY l.attempt DESC LIMIT 1) AS f ON true;
 
+-- name: disputed
+-- Payments that a bank has taken back, and nobody has said that this is over.
+SELECT b.provider, b.object_id
+  FROM unnest($1::text[], $2::text[]) AS given (provider, id)
+ CROSS JOIN LATERAL (SELECT * FROM tally.payment_break b
+                      WHERE b.provider = given.provider AND b.object_id = given.id AND b.kind = 'disputed'
+                        AND b.resolved_at IS NULL OFFSET 0) AS b;
+
 -- name: lock_stocks
 -- As in order.sql: given sorted. After the orders, as the triggers do.
 SELECT s.tenant_id, s.sku, s.stock - s.reserved - s.sold AS available
@@ -90,11 +98,22 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[],
 SELECT count(tally.order_counted(name, more)) FROM unnest($1::text[], $2::bigint[]) AS counted (name, more);
 
 -- name: fillable
--- Backorders whose SKU has stock again, the oldest first. Not those that somebody holds.
+-- Backorders whose SKU has stock again, the oldest first. Only of SKUs that have enough for the one who waits longest: those
+-- who wait for more than there is must not fill every chunk, and keep everybody else's from being looked at. Not those that
+-- somebody holds.
+WITH ready AS MATERIALIZED (
+    SELECT w.tenant_id, w.sku
+      FROM (SELECT DISTINCT tenant_id, sku FROM tally.orders WHERE is_backordered) AS w
+     CROSS JOIN LATERAL (SELECT s.stock - s.reserved - s.sold AS available FROM tally.sku s
+                          WHERE s.tenant_id = w.tenant_id AND s.sku = w.sku OFFSET 0) AS s
+     CROSS JOIN LATERAL (SELECT o.quantity FROM tally.orders o
+                          WHERE o.tenant_id = w.tenant_id AND o.sku = w.sku AND o.is_backordered
+                          ORDER BY o.changed_at LIMIT 1) AS longest
+     WHERE s.available >= longest.quantity
+)
 SELECT o.tenant_id, o.id, o.sku, o.quantity
-  FROM tally.orders o
-  JOIN tally.sku s ON s.tenant_id = o.tenant_id AND s.sku = o.sku AND s.stock - s.reserved - s.sold > 0
- WHERE o.is_backordered
+  FROM ready r
+  JOIN tally.orders o ON o.tenant_id = r.tenant_id AND o.sku = r.sku AND o.is_backordered
  ORDER BY o.changed_at LIMIT $1 FOR NO KEY UPDATE OF o SKIP LOCKED;
 
 -- name: fill

@@ -417,7 +417,8 @@ SELECT (SELECT count(*) FROM row r JOIN tally.payment_idempotency_log l USING (t
 -- name: checkout
 -- Every payment that succeeded is PAID, refunded or owed: what the provider told of our payments has a receipt; what pays
 -- an order is its amount, and pays it alone; what does not has its refund, or a person's eye; and the money of all of it is
--- where that says, to the micro. An event is compensated by a refund that was completed.
+-- where that says, to the micro. An event is compensated by a refund that was completed. Money in a dead letter is nowhere:
+-- somebody has to look, and to retry it.
 WITH receipt AS (
     SELECT r.*, o.status AS order_status, o.amount_micros AS order_micros, o.currency AS order_currency
       FROM tally.payment_receipt r LEFT JOIN tally.orders o ON o.tenant_id = r.tenant_id AND o.id = r.order_id
@@ -461,7 +462,8 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
      + (SELECT count(*) FROM tally.webhook_events e
           JOIN tally.payment_idempotency_log l ON l.payment_intent_id = e.provider_id AND l.provider = e.provider
                                               AND l.operation_type = 'CHARGE'
-         WHERE e.purpose = 'charge' AND e.state = 'moved' AND e.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED')
+         WHERE e.purpose = 'charge' AND e.state = 'moved' AND e.amount_micros BETWEEN 1 AND 1000000000000000
+           AND e.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED', 'DEAD_LETTER')
            AND NOT EXISTS (SELECT 1 FROM tally.payment_receipt r
                             WHERE r.payment_intent_id = e.provider_id AND r.provider = e.provider))
      + (SELECT count(*) FROM tally.webhook_events e

@@ -117,6 +117,17 @@ def test_each_event_code_says_what_the_money_does(code: str, success: str, state
     assert event.dedup_key == f"{code}:7914073381342284:{success}"
 
 
+@pytest.mark.parametrize(
+    "code", ["CHARGEBACK", "SECOND_CHARGEBACK", "CAPTURE_FAILED", "CANCELLATION", "TECHNICAL_CANCEL"]
+)
+def test_what_takes_a_payment_back_is_told_of_the_payment(code: str) -> None:
+    """An order that is PAID and whose capture failed was nobody's business. Two of them are two."""
+    (event,) = received(standard(signed(ITEM | {"eventCode": code, "originalReference": "PSP0"})))
+    told = event.movement
+    assert told is not None
+    assert (told.purpose, told.id, told.state, told.parent) == ("charge", "PSP0", "returned", "7914073381342284")
+
+
 @pytest.mark.parametrize("code", ["REPORT_AVAILABLE", "SOMETHING_NEW"])
 def test_an_unknown_event_is_an_event_about_no_money_of_ours(code: str) -> None:
     (event,) = received(standard(signed(ITEM | {"eventCode": code})))

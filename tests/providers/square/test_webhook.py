@@ -169,14 +169,14 @@ def test_what_is_signed_and_cannot_be_read_is_not_passed_over(body: bytes) -> No
 @pytest.mark.parametrize(
     "thing",
     [
-        samples.event("dispute", {"id": "d1"}, "dispute.created"),
-        samples.event("x", {"id": "d1"}, "dispute.created", data={"type": "dispute", "id": "d1"}),
+        samples.event("invoice", {"id": "d1"}, "invoice.created", data={"type": "invoice", "id": "d1"}),
+        samples.event("x", {"id": "d1"}, "invoice.created", data={"type": "invoice", "id": "d1"}),
     ],
 )
 def test_an_event_of_another_kind_is_told_without_a_movement(thing: dict[str, object]) -> None:
     body = msgspec.json.encode(thing)
     event = accepted(header(body), body=body)
-    assert (event.type, event.object_id, event.movement) == ("dispute.created", "d1", None)
+    assert (event.type, event.object_id, event.movement) == ("invoice.created", "d1", None)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_event_of_another_kind_is_told_without_a_movement(thing: dict[str, ob
         ("payment", samples.payment(version_token="v1"), samples.payment(version_token="v2")),
         ("refund", samples.refund(status="PENDING"), samples.refund(status="COMPLETED")),
         ("payout", samples.payout(version=1), samples.payout(version=2)),
-        ("dispute", {"id": "d1", "state": "WON", "x": [1]}, {"id": "d1", "state": "WON", "x": [2]}),
+        ("invoice", {"id": "d1", "state": "WON", "x": [1]}, {"id": "d1", "state": "WON", "x": [2]}),
     ],
 )
 def test_a_change_has_one_key_however_often_it_is_told(
@@ -199,10 +199,22 @@ def test_a_change_has_one_key_however_often_it_is_told(
     assert key(before, "one") != key(after, "one")
 
 
+def test_a_dispute_is_told_of_its_payment_and_bears_its_own_id() -> None:
+    dispute = {
+        "id": "d1",
+        "state": "EVIDENCE_REQUIRED",
+        "amount_money": {"amount": 500, "currency": "USD"},
+        "disputed_payment": {"payment_id": "p1"},
+    }
+    event = webhook.parse(msgspec.json.encode(samples.event("dispute", dispute, "dispute.created")))
+    assert event.movement is not None
+    assert (event.movement.id, event.movement.parent, event.movement.state) == ("p1", "d1", "returned")
+
+
 def test_an_object_of_another_kind_has_one_change_key_however_it_is_written() -> None:
     """The search is spaced otherwise than a webhook."""
-    spaced = b'{"event_id":"e1","type":"a","data":{"id":"d","object":{"dispute": { "id": "d", "x": [1] }}}}'
-    turned = b'{"event_id":"e2","type":"a","data":{"id":"d","object":{"dispute":{"x":[1],"id":"d"}}}}'
+    spaced = b'{"event_id":"e1","type":"a","data":{"id":"d","object":{"invoice": { "id": "d", "x": [1] }}}}'
+    turned = b'{"event_id":"e2","type":"a","data":{"id":"d","object":{"invoice":{"x":[1],"id":"d"}}}}'
     assert webhook.parse(spaced).change_key == webhook.parse(turned).change_key
 
 

@@ -264,6 +264,29 @@ def test_an_event_of_another_kind_is_told_without_a_movement() -> None:
     assert (event.type, event.object_id, event.movement) == ("balance.available", "", None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "micros"),
+    [
+        ({"amount_received": 1000}, 10_000_000),
+        ({"status": "requires_capture", "amount_received": 0}, 12_340_000),
+    ],
+)
+def test_a_payment_is_what_was_received_of_it(changes: dict[str, Any], micros: int) -> None:
+    """Captured in part by somebody in the dashboard, it paid the whole order."""
+    body = msgspec.json.encode(samples.event(samples.payment_intent(**changes)))
+    event = accepted(header(body), body=body)
+    assert event.movement is not None
+    assert event.movement.amount_micros == micros
+
+
+def test_a_dispute_is_told_of_its_payment_and_bears_its_own_id() -> None:
+    dispute = {"id": "dp_1", "object": "dispute", "amount": 500, "currency": "usd", "status": "needs_response"}
+    body = msgspec.json.encode(samples.event(dispute | {"created": 1_794_700_000, "payment_intent": "pi_1"}))
+    event = accepted(header(body), body=body)
+    assert event.movement is not None
+    assert (event.movement.id, event.movement.parent, event.movement.state) == ("pi_1", "dp_1", "returned")
+
+
 def test_an_object_of_a_connected_account_carries_its_account() -> None:
     """Its id alone cannot be asked for."""
     body = msgspec.json.encode(samples.event(samples.payout(), account="acct_1"))

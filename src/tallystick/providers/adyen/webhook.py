@@ -46,8 +46,15 @@ _STATES: Final[dict[str, tuple[State, State | None]]] = {
     # The customer's bank has taken a payment back; the item is the chargeback's, its original is the payment.
     "CHARGEBACK": ("returned", None),
     "SECOND_CHARGEBACK": ("returned", None),
+    # Authorised, and then not taken after all: the scheme rejected the capture, or somebody cancelled the payment.
+    "CAPTURE_FAILED": ("returned", None),
+    "CANCELLATION": ("returned", None),
+    "TECHNICAL_CANCEL": ("returned", None),
 }
-_OF_THE_PAYMENT: Final = frozenset({"AUTHORISATION", "CHARGEBACK", "SECOND_CHARGEBACK"})
+# Items about a payment whose own reference is not the payment's: the original is.
+_ABOUT_A_PAYMENT: Final = frozenset(
+    {"CHARGEBACK", "SECOND_CHARGEBACK", "CAPTURE_FAILED", "CANCELLATION", "TECHNICAL_CANCEL"}
+)
 
 
 class _Additional(msgspec.Struct, frozen=True):
@@ -176,20 +183,22 @@ def _item_movement(account: AdyenAccount, item: _Item) -> Movement | None:
     worth = None if item.amount is None else micros(item.amount)
     if state is None or worth is None or item.amount is None or item.merchant_account_code != account.merchant_account:
         return None
-    is_original = item.event_code != "AUTHORISATION" and item.event_code in _OF_THE_PAYMENT
-    if is_original and not is_id(item.original_reference):
+    is_about = item.event_code in _ABOUT_A_PAYMENT
+    if is_about and not is_id(item.original_reference):
         return None
+    original = item.original_reference if is_id(item.original_reference) else ""
     return Movement(
         provider="adyen",
-        purpose="charge" if item.event_code in _OF_THE_PAYMENT else "refund",
-        id=item.original_reference if is_original else item.psp_reference,
+        purpose="charge" if is_about or item.event_code == "AUTHORISATION" else "refund",
+        id=original if is_about else item.psp_reference,
         amount_micros=worth,
         currency=item.amount.currency,
         state=state,
         status=f"{item.event_code}:{item.success}",
         # The merchant's other systems may write what no row can hold; it is none of ours then.
         reference=item.merchant_reference if item.merchant_reference.isprintable() else "",
-        parent=item.original_reference if is_id(item.original_reference) else "",
+        # A payment can be taken back more than once, each time for a part of it.
+        parent=item.psp_reference if is_about else original,
     )
 
 

@@ -152,11 +152,15 @@ class Dispute(msgspec.Struct, frozen=True, kw_only=True):
         return f"dispute.{self.state}"
 
     def movement(self) -> Movement | None:
-        """The payment it takes back; None where no money is taken (an inquiry, or one that was won)."""
+        """The payment it takes back; None where no money is taken (an inquiry, or one that was won).
+
+        Its own id is the parent: a payment can be disputed more than once, each time for a part of it.
+        """
         payment_id = self.disputed_payment.payment_id if self.disputed_payment is not None else None
         if payment_id is None or not is_id(payment_id) or self.state not in DISPUTED:
             return None
-        return msgspec.structs.replace(_movement(self, purpose="charge", state="returned"), id=payment_id)
+        told = _movement(self, purpose="charge", state="returned", parent=self.id)
+        return msgspec.structs.replace(told, id=payment_id)
 
 
 # With these Square holds the amount back.

@@ -73,6 +73,7 @@ class PaymentIntent(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     status: str
     created: int
+    amount_received: int | None = None
     metadata: dict[str, str] | None = None
     client_secret: str | None = None
     latest_charge: str | None = None
@@ -88,7 +89,11 @@ class PaymentIntent(msgspec.Struct, frozen=True, kw_only=True):
 
     def movement(self, account: str = "") -> Movement:
         state = PAYMENT_INTENT_STATES.get(self.status, "moving")
-        return _movement(self, account, purpose="charge", state=state, status=self.status)
+        told = self
+        if state == "moved" and self.amount_received not in (None, self.amount):
+            # What was asked for is not what came, where somebody has captured a part of it.
+            told = msgspec.structs.replace(self, amount=self.amount_received)
+        return _movement(told, account, purpose="charge", state=state, status=self.status)
 
 
 class Refund(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,10 +200,14 @@ class Dispute(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def movement(self, account: str = "") -> Movement | None:
-        """The payment it takes back; None where no money is taken (an inquiry, or one that was won)."""
+        """The payment it takes back; None where no money is taken (an inquiry, or one that was won).
+
+        Its own id is the parent: a payment can be disputed more than once, each time for a part of it.
+        """
         if self.payment_intent is None or not is_id(self.payment_intent) or self.status not in DISPUTED:
             return None
-        told = _movement(self, account, purpose="charge", state="returned", status=f"dispute.{self.status}")
+        status = f"dispute.{self.status}"
+        told = _movement(self, account, purpose="charge", state="returned", status=status, parent=self.id)
         return msgspec.structs.replace(told, id=full_id(self.payment_intent, account))
 
 
