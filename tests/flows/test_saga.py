@@ -364,12 +364,13 @@ async def test_a_year_later_nothing_more_is_refunded(till: Desk, control: Contro
 
 
 async def test_what_is_told_of_a_failed_refund_is_not_the_next_ones(till: Desk, control: Control) -> None:
-    """Of a provider that keeps no reference on refunds: the first one failed, and its arrival is told after all."""
+    """The first one failed, by our reference; then more is told of it without one, and that is not about the second."""
     control.plan("stripe.refund:drop_before@1-2")
     order, payment = await till.ghost()
     await till.tell(payment)
     await till.run()
-    await till.tell("re_1", "evt_2", purpose="refund", state="failed", parent=payment)
+    (first,) = await till.refunds_of(order)
+    await till.tell("re_1", "evt_2", purpose="refund", state="failed", parent=payment, reference=first.key.hex())
     await till.run()
     assert await till.refund_statuses(order) == ["FAILED"]
     assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
