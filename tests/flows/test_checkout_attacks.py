@@ -11,9 +11,9 @@ from tallystick.core.saga import Policy
 from tallystick.core.settlement import Transferred
 from tallystick.flows.events import Processed
 from tallystick.providers.steady import steady
+from tallystick.store import backorder, checkout_policy, payment_break, webhook
 from tallystick.store import refund as refunds
 from tallystick.store import saga as store
-from tallystick.store import webhook
 from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken, fetchval
@@ -123,7 +123,7 @@ async def test_who_is_overtaken_by_the_refunds_own_event_still_ends_his(till: De
 
 async def test_late_and_timely_payments_of_one_batch_take_their_stocks_in_order(till: Desk) -> None:
     """Who holds the stock of `b` for a backorder and then wants `a` waits for the one who has `a` and wants `b`."""
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     late, paid_late = await till.ghost("late", sku="b")
     timely, paid = await till.bought("timely", sku="a")
     await till.tell(paid_late, "evt_1")
@@ -162,7 +162,7 @@ async def test_what_the_bank_took_back_is_not_given_back_as_well(till: Desk) -> 
     await till.tell(payment, "evt_2")
     await till.run()
     assert till.given_back() == []
-    assert await store.figures(till.shop.database) == (1, 1)
+    assert await payment_break.figures(till.shop.database) == (1, 1)
     assert await till.refunds.decide(till.shop.tenant, order.id, payment, "keep") == "KEPT"
 
 
@@ -225,7 +225,7 @@ async def test_an_amount_beyond_all_orders_fills_no_account(till: Desk) -> None:
 
 async def test_those_who_wait_for_much_do_not_keep_others_waiting(till: Desk) -> None:
     """The oldest of a SKU that has less than they want filled the chunk of every run, for every tenant's SKU."""
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     waiting = [await till.ghost(f"much_{number}", sku="a", quantity=2) for number in range(3)]
     waiting.append(await till.ghost("little", sku="b"))
     for sku in ("a", "b"):
@@ -235,11 +235,11 @@ async def test_those_who_wait_for_much_do_not_keep_others_waiting(till: Desk) ->
         await till.run()
     for sku in ("a", "b"):
         await till.shop.orders.set_stock(till.shop.tenant, sku, 1)
-    assert await store.fill_backorders(till.shop.database, 3) == 1
+    assert await backorder.fill(till.shop.database, 3) == 1
     found: Any = await till.shop.orders.sku(till.shop.tenant, "b")
     assert (found.sold, found.backordered) == (1, 0)
     await till.shop.orders.set_stock(till.shop.tenant, "a", 5)
-    assert await store.fill_backorders(till.shop.database, 3) == 2
+    assert await backorder.fill(till.shop.database, 3) == 2
 
 
 async def test_after_a_restore_orders_are_paid_and_nothing_is_given_back(till: Desk) -> None:

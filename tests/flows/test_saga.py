@@ -12,8 +12,7 @@ from tallystick.core.provider import Refund
 from tallystick.core.saga import Policy
 from tallystick.core.webhook import Recorded
 from tallystick.flows.events import Processed
-from tallystick.store import saga as store
-from tallystick.store import webhook
+from tallystick.store import backorder, checkout_policy, payment_break, webhook
 from tallystick.store.migrate import migrate
 from tests import servers
 from tests.ledgers import broken
@@ -135,7 +134,7 @@ async def test_a_cancelled_order_is_not_paid(till: Desk) -> None:
 @pytest.mark.parametrize("other", [{"micros": PRICE - 10_000}, {"currency": "GBP"}], ids=["amount", "currency"])
 @pytest.mark.parametrize("wanted", ["refund", "review"])
 async def test_another_amount_never_pays(till: Desk, other: dict[str, Any], wanted: Any) -> None:
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(other_amount=wanted), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(other_amount=wanted), by="test")
     order, payment = await till.bought()
     await till.tell(payment, **other)
     await till.run()
@@ -143,7 +142,7 @@ async def test_another_amount_never_pays(till: Desk, other: dict[str, Any], want
     if wanted == "review":
         assert till.given_back() == []
         assert await till.ended() == {"evt_1": "PROCESSED_OK"}
-        assert await store.figures(till.shop.database) == (0, 1)
+        assert await payment_break.figures(till.shop.database) == (0, 1)
     else:
         (refund,) = await till.refunds_of(order)
         assert refund.why == "amount_differs"
@@ -238,7 +237,7 @@ async def test_events_in_any_order_end_the_same(
 
 
 async def test_backorders_deliver_later_what_was_paid_late(till: Desk) -> None:
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     order, payment = await till.ghost(quantity=2)
     other, late = await till.ghost("k2", quantity=2)
     await till.shop.orders.set_stock(till.shop.tenant, "lamp", 3)
@@ -248,9 +247,9 @@ async def test_backorders_deliver_later_what_was_paid_late(till: Desk) -> None:
     assert (await till.status(order), await till.status(other)) == ("PAID", "PAID")
     sku: Any = await till.shop.orders.sku(till.shop.tenant, "lamp")
     assert (sku.sold, sku.backordered, sku.available) == (2, 2, 1)
-    assert await store.fill_backorders(till.shop.database, 10) == 0
+    assert await backorder.fill(till.shop.database, 10) == 0
     await till.shop.orders.set_stock(till.shop.tenant, "lamp", 4)
-    assert await store.fill_backorders(till.shop.database, 10) == 1
+    assert await backorder.fill(till.shop.database, 10) == 1
     sku = await till.shop.orders.sku(till.shop.tenant, "lamp")
     assert (sku.sold, sku.backordered, sku.available) == (4, 0, 0)
     assert till.given_back() == []
@@ -308,7 +307,7 @@ async def test_a_refund_that_is_refused_is_a_persons(till: Desk, control: Contro
 
 @pytest.mark.parametrize("decision", ["refund", "keep"])
 async def test_a_person_decides_about_another_amount(till: Desk, decision: str) -> None:
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(other_amount="review"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(other_amount="review"), by="test")
     order, payment = await till.bought()
     await till.tell(payment, micros=PRICE - 10_000)
     await till.run()

@@ -12,7 +12,7 @@ from tallystick import queries
 from tallystick.core.keys import refund_key
 from tallystick.core.order import order_id
 from tallystick.core.saga import Policy
-from tallystick.store import saga as store
+from tallystick.store import checkout_policy
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView
 from tests import servers
@@ -236,7 +236,7 @@ async def test_receipts_breaks_and_policies_are_kept(till: Desk, owner: asyncpg.
     order, payment = await till.bought()
     await owner.execute(RECEIPT, *await receipt(till, order, payment))
     await owner.execute(BREAK, "disputed", payment, None, None)
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(), by="test")
     for table in ("payment_receipt", "payment_break", "checkout_policy"):
         await refused(owner, "TS004", f"DELETE FROM tally.{table}")
         await refused(owner, "TS004", f"TRUNCATE tally.{table}")
@@ -369,7 +369,7 @@ async def test_a_cancelled_order_is_paid_only_where_backorders_are_taken(till: D
     await owner.execute(RECEIPT, *await receipt(till, order, payment))
     await refused(owner, "TS004", "UPDATE tally.orders SET status = 'PAID'")
     await refused(owner, "TS004", "UPDATE tally.orders SET status = 'PAID', is_backordered = true")
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     await owner.execute("UPDATE tally.orders SET status = 'PAID', is_backordered = true")
     sku: Any = await till.shop.orders.sku(till.shop.tenant, "lamp")
     assert (sku.reserved, sku.sold, sku.backordered) == (0, 0, 1)
@@ -382,7 +382,7 @@ async def test_a_cancelled_order_is_paid_only_where_backorders_are_taken(till: D
 
 
 async def test_what_its_buyer_cancelled_is_never_paid(till: Desk, owner: asyncpg.Connection) -> None:
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     order, payment = await till.bought()
     await till.shop.orders.cancel(till.shop.tenant, order.id)
     await owner.execute(RECEIPT, *await receipt(till, order, payment))
@@ -404,7 +404,7 @@ async def test_a_backorder_is_paid_and_was_cancelled(till: Desk, owner: asyncpg.
 
 
 async def test_a_backorder_is_filled_by_stock_that_is_there(till: Desk, owner: asyncpg.Connection) -> None:
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(late="backorder"), by="test")
     order, payment = await till.ghost()
     await till.shop.orders.set_stock(till.shop.tenant, "lamp", 0)
     await owner.execute(RECEIPT, *await receipt(till, order, payment))
@@ -433,7 +433,7 @@ async def test_a_tenant_sees_his_own_payments_alone_and_writes_none(till: Desk, 
     await owner.execute(BREAK, "disputed", payment, till.shop.tenant.number, order_id(order.id))
     # Nobody's: of no tenant.
     await owner.execute(BREAK, "missing_here", "pi_stray", None, None)
-    await store.put_policy(till.shop.database, till.shop.tenant, Policy(), by="test")
+    await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(), by="test")
     tables = {
         "payment_receipt": "fate = 'KEPT'",
         "payment_break": "resolution = 'x'",

@@ -12,8 +12,8 @@ from tallystick.cli.person import system_user
 from tallystick.cli.running import run
 from tallystick.core.money import format_amount
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import saga
-from tallystick.store.saga import BreakView
+from tallystick.store import payment_break
+from tallystick.store.payment_break import BreakView
 
 _BAD_NEWS: Final = 1
 _MEANINGS: Final = {
@@ -69,12 +69,12 @@ def resolve(*, number: int, resolution: str) -> None:
 
 async def _list(settings: Settings, is_all: bool, limit: int) -> list[BreakView]:  # noqa: FBT001 - a click's own flag
     async with app.running(settings, migrating=False) as service:
-        return await saga.breaks(service.database, is_all=is_all, most=limit)
+        return await payment_break.list_breaks(service.database, is_all=is_all, most=limit)
 
 
 async def _resolve(settings: Settings, number: int, resolution: str) -> bool:
     async with app.running(settings, migrating=False) as service:
-        return await saga.resolve_break(service.database, number, resolution=resolution, by=system_user())
+        return await payment_break.resolve(service.database, number, resolution=resolution, by=system_user())
 
 
 def _line(one: BreakView) -> str:

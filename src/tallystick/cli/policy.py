@@ -18,8 +18,8 @@ from tallystick.core.saga import Policy as CheckoutPolicy
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_terms import Policy
 from tallystick.errors import Misconfigured
-from tallystick.store import saga, settlement
-from tallystick.store.saga import PolicyView as CheckoutPolicyView
+from tallystick.store import checkout_policy, settlement
+from tallystick.store.checkout_policy import PolicyView as CheckoutPolicyView
 from tallystick.store.settlement import PolicyView
 
 # Parts per million in one percent.
@@ -101,13 +101,13 @@ def checkout(*, tenant: str, late: Late | None, other_amount: OtherAmount | None
 async def _checkout(tenant: str, late: Late | None, other_amount: OtherAmount | None) -> CheckoutPolicyView:
     async with app.running(configuration.load(), migrating=False) as service:
         owner = await _found(service, tenant)
-        stands = await saga.policy(service.database, owner)
+        stands = await checkout_policy.read(service.database, owner)
         if late is None and other_amount is None:
             return stands
         wanted = msgspec.convert(
             {"late": late or stands.late, "other_amount": other_amount or stands.other_amount}, CheckoutPolicy
         )
-        return await saga.put_policy(service.database, owner, wanted, by=system_user())
+        return await checkout_policy.put(service.database, owner, wanted, by=system_user())
 
 
 def _ppm(percent: str) -> int:

@@ -37,8 +37,8 @@ from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
+from tallystick.store import backorder
 from tallystick.store import refund as store
-from tallystick.store import saga
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
 from tallystick.store.refund import Begun, Books, Claimed, Debt, RecordWork, Result, Terms
@@ -175,7 +175,7 @@ class Refunds:
 
     async def fill_backorders(self) -> int:
         """Give stock that is free again to those who paid for it and wait. How many were filled."""
-        return await saga.fill_backorders(self._database, self._limits.backorder_chunk)
+        return await backorder.fill(self._database, self._limits.backorder_chunk)
 
     async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
         """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.

@@ -23,7 +23,7 @@ from tallystick.core.settlement import NOTHING_SENT, Failed, History, Transferre
 from tallystick.core.webhook import End
 from tallystick.errors import InvariantBroken, RestoredDatabase
 from tallystick.store import intent as intents
-from tallystick.store import settling, webhook
+from tallystick.store import payment_break, settling, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
@@ -387,7 +387,7 @@ async def figures(database: Database) -> RefundFigures:
 async def _report(connection: Connection, failed: Sequence[tuple[Result, asyncpg.Record]]) -> None:
     """A refund that failed is a break: the customer's money is here, and only a person can go on."""
     await connection.execute(
-        _ADD_BREAKS,
+        payment_break.ADD,
         ["refund_failed"] * len(failed),
         [row["provider"] for _, row in failed],
         ["refund"] * len(failed),
@@ -399,9 +399,6 @@ async def _report(connection: Connection, failed: Sequence[tuple[Result, asyncpg
         [row["order_id"] for _, row in failed],
         [row["event_number"] for _, row in failed],
     )
-
-
-_ADD_BREAKS: Final = queries.load(__package__, "saga.sql")["add_breaks"]
 
 
 def _came_back(failed: Sequence[tuple[Result, asyncpg.Record]]) -> list[tuple[Result, asyncpg.Record]]:

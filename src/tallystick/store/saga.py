@@ -10,18 +10,15 @@ Locks in one order everywhere: orders, stocks, the log, intents, attempts, accou
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-import asyncpg
 import msgspec
 
 from tallystick import queries
 from tallystick.core import saga
 from tallystick.core.checkout_ledger import Item, Moved
 from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import is_reference, reference_bounds
 from tallystick.core.order import order_name
 from tallystick.core.payment import Status as ChargeStatus
 from tallystick.core.provider import Movement
@@ -46,19 +43,18 @@ from tallystick.core.settlement import Failed, Transferred
 from tallystick.core.webhook import Compensated, End, Ok, Outcome, Postponed, Recorded
 from tallystick.errors import InvariantBroken, require
 from tallystick.store import intent as intents
-from tallystick.store import refund, settling, webhook
+from tallystick.store import payment_break, refund, saga_finding, settling, webhook
 from tallystick.store.checkout_ledger import post
-from tallystick.store.database import Connection, Database
+from tallystick.store.database import Connection
 from tallystick.store.literal import booleans, numbers, uuids
 from tallystick.store.refund import Begun, Debt, Result, Terms
+from tallystick.store.saga_finding import FoundCharge, FoundRefund, Place
 from tallystick.store.webhook import Claimed
 
 _SQL = queries.load(__package__, "saga.sql")
 _REFUND_SQL = queries.load(__package__, "refund.sql")
 _MOST_COUNTED: Final = 10_000
 PENDING_REFUND: Final = "its refund is not completed: the financial sweeper has it"
-
-Place = tuple[int, UUID]
 
 
 class ClaimsLost(Exception):
@@ -82,56 +78,6 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[tuple[Tenant, UUID], ...]
 
 
-class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant wants done with money that does not fit; `changed_by` None: it is the default."""
-
-    late: str
-    other_amount: str
-    changed_by: str | None = None
-    changed_at: datetime | None = None
-
-
-class BreakView(msgspec.Struct, frozen=True, kw_only=True):
-    """What nothing here explains, or contradicts what is here."""
-
-    number: int
-    kind: str
-    provider: str
-    purpose: str
-    object_id: str
-    word: str
-    amount_micros: int
-    currency: str
-    order_id: str | None
-    event_number: int | None
-    found_at: datetime
-    resolved_at: datetime | None
-    resolution: str | None
-    resolved_by: str | None
-
-
-class _Charge(msgspec.Struct, frozen=True, kw_only=True):
-    tenant: Tenant
-    order_id: UUID
-    key: bytes
-    status: ChargeStatus
-    payment_intent_id: str | None
-
-    @property
-    def place(self) -> Place:
-        return self.tenant.number, self.order_id
-
-
-class _Refund(msgspec.Struct, frozen=True, kw_only=True):
-    tenant: Tenant
-    order_id: UUID
-    key: bytes
-
-    @property
-    def place(self) -> Place:
-        return self.tenant.number, self.order_id
-
-
 async def settle(
     connection: Connection, events: Sequence[Claimed], terms: Terms, *, look_again_seconds: float
 ) -> Settled:
@@ -143,8 +89,8 @@ async def settle(
     for event in events:
         if event.movement is None:
             batch.outcomes[event.number] = Ok()
-    found_charges = await _found_charges(connection, charges)
-    found_refunds, given_back = await _found_refunds(connection, refunds)
+    found_charges = await saga_finding.charges(connection, charges)
+    found_refunds, given_back = await saga_finding.refunds(connection, refunds)
     # All locks of orders in one go, and in one order.
     places = {charge.place for charge in found_charges.values()}
     await batch.lock(places | {one.place for one in found_refunds.values()})
@@ -161,8 +107,8 @@ class _Batch:
         self._terms = terms
         self._look_again = look_again_seconds
         self.outcomes: dict[int, Outcome] = {}
-        self._paid: list[tuple[_Charge, Claimed, Movement, bool]] = []
-        self._held: list[tuple[_Charge, Claimed, Movement, GiveBack | Review]] = []
+        self._paid: list[tuple[FoundCharge, Claimed, Movement, bool]] = []
+        self._held: list[tuple[FoundCharge, Claimed, Movement, GiveBack | Review]] = []
         self._learned: dict[tuple[int, bytes], str] = {}
         self._failed: dict[tuple[int, bytes], str] = {}
         self._breaks: list[tuple[str, Claimed, Movement, Place | None]] = []
@@ -178,7 +124,7 @@ class _Batch:
 
     # --- charges
 
-    async def charges(self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, _Charge]) -> None:
+    async def charges(self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, FoundCharge]) -> None:
         """Decide what is told of payments."""
         current = await self._again(found)
         for event, movement in sorted(told, key=lambda pair: pair[0].number):
@@ -223,7 +169,7 @@ class _Batch:
                 self._held[place] = (charge, event, movement, saga.if_disputed(held))
                 self.outcomes[event.number] = Ok()
 
-    def _ours(self, charge: _Charge) -> Ours:
+    def _ours(self, charge: FoundCharge) -> Ours:
         """The charge, with what this batch has done to it."""
         name = charge.tenant.number, charge.key
         if name in self._learned:
@@ -231,7 +177,7 @@ class _Batch:
         status: ChargeStatus = "FAILED" if name in self._failed else charge.status
         return Ours(status=status, payment_intent_id=charge.payment_intent_id)
 
-    def _case(self, charge: _Charge) -> Case:
+    def _case(self, charge: FoundCharge) -> Case:
         """The order, with what this batch has done to it and to its stock."""
         case = self._cases[charge.place]
         if case.available is None:
@@ -283,7 +229,7 @@ class _Batch:
                 available=self._stocks.get((row["tenant_id"], row["sku"])),
             )
 
-    async def _again(self, found: Mapping[int, _Charge]) -> dict[int, _Charge]:
+    async def _again(self, found: Mapping[int, FoundCharge]) -> dict[int, FoundCharge]:
         """The charges as they stand under the orders' locks."""
         names = sorted({(charge.tenant.number, charge.key) for charge in found.values()})
         if not names:
@@ -302,7 +248,7 @@ class _Batch:
         return current
 
     def _take(
-        self, event: Claimed, movement: Movement, charge: _Charge | None, ours: Ours | None, decision: Decision
+        self, event: Claimed, movement: Movement, charge: FoundCharge | None, ours: Ours | None, decision: Decision
     ) -> None:
         """Note what a decision asks for, and what becomes of the event."""
         outcome: Outcome = Ok()
@@ -328,7 +274,7 @@ class _Batch:
             self.outcomes[event.number] = outcome
 
     def _decided(
-        self, event: Claimed, movement: Movement, charge: _Charge, decision: Pay | GiveBack | Review | FailCharge
+        self, event: Claimed, movement: Movement, charge: FoundCharge, decision: Pay | GiveBack | Review | FailCharge
     ) -> None:
         match decision:
             case Pay(is_backordered=is_backordered):
@@ -341,20 +287,20 @@ class _Batch:
                 self._counts["payment.failed"] += 1
                 self._failed[charge.tenant.number, charge.key] = reason
 
-    def _told(self, event: Claimed, charge: _Charge | None, receipt: Receipt) -> Outcome:
+    def _told(self, event: Claimed, charge: FoundCharge | None, receipt: Receipt) -> Outcome:
         if charge is None or receipt.fate != "REFUND" or receipt.event_number != event.number:
             return Ok()
         if receipt.refund == "COMPLETED" or (charge.place, receipt.payment_intent_id) in self._given_back:
             return Compensated()
         return Postponed(PENDING_REFUND, self._look_again)
 
-    def _touch(self, charge: _Charge) -> None:
+    def _touch(self, charge: FoundCharge) -> None:
         self._touched[charge.place] = charge.tenant
 
     # --- refunds
 
     async def refunds(
-        self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, _Refund], ours: Mapping[int, Place]
+        self, told: Sequence[tuple[Claimed, Movement]], found: Mapping[int, FoundRefund], ours: Mapping[int, Place]
     ) -> None:
         """Decide what is told of refunds. `ours`: the order whose payment the refund gives back."""
         if not told:
@@ -410,7 +356,7 @@ class _Batch:
         await self._receive()
         begun = await self._begin()
         if self._breaks:
-            await self._connection.execute(_SQL["add_breaks"], *_break_columns(self._breaks))
+            await self._connection.execute(payment_break.ADD, *_break_columns(self._breaks))
         if self._counts:
             names = sorted(self._counts)
             await self._connection.execute(_SQL["count"], names, [self._counts[name] for name in names])
@@ -523,180 +469,12 @@ class _Batch:
             self.outcomes[event.number] = Recorded()
 
 
-async def fill_backorders(database: Database, most: int) -> int:
-    """Give stock that is free again to those who paid for it and wait, the oldest first. How many were filled."""
-    async with database.stepping() as connection:
-        rows = await connection.fetch(_SQL["fillable"], most)
-        places = sorted({(row["tenant_id"], row["sku"]) for row in rows})
-        if not places:
-            return 0
-        locked = await connection.fetch(
-            _SQL["lock_stocks"], [tenant for tenant, _ in places], [sku for _, sku in places]
-        )
-        free = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
-        filled = []
-        for row in rows:
-            place = row["tenant_id"], row["sku"]
-            if free[place] >= row["quantity"]:
-                free[place] -= row["quantity"]
-                filled.append((row["tenant_id"], row["id"]))
-            else:
-                # Who waits longest is not overtaken by a smaller wish.
-                free[place] = 0
-        if filled:
-            await connection.fetch(_SQL["fill"], [tenant for tenant, _ in filled], [id_ for _, id_ in filled])
-    return len(filled)
-
-
-async def policy(database: Database, tenant: Tenant) -> PolicyView:
-    """What the tenant wants done with money that does not fit."""
-    async with database.reading(tenant.number) as connection:
-        row = await connection.fetchrow(_SQL["policy"], tenant.number)
-    return PolicyView(late="refund", other_amount="refund") if row is None else PolicyView(**dict(row))
-
-
-async def put_policy(database: Database, tenant: Tenant, wanted: Policy, *, by: str) -> PolicyView:
-    """Set it, for payments that are decided from now on."""
-    async with database.stepping() as connection:
-        row = await connection.fetchrow(_SQL["put_policy"], tenant.number, wanted.late, wanted.other_amount, by)
-    return PolicyView(**dict(row or {}))
-
-
-async def breaks(database: Database, *, is_all: bool, most: int) -> list[BreakView]:
-    """Newest first; without `is_all` those that are open."""
-    async with database.owning() as connection:
-        rows = await connection.fetch(_SQL["breaks"], is_all, most)
-    return [
-        BreakView(
-            **{
-                **dict(row),
-                "order_id": None if row["order_id"] is None else order_name(row["order_id"].bytes),
-            }
-        )
-        for row in rows
-    ]
-
-
-async def resolve_break(database: Database, number: int, *, resolution: str, by: str) -> bool:
-    """A person has looked. False: there is no such open break."""
-    async with database.stepping() as connection:
-        found = await connection.fetchval(_SQL["resolve_break"], number, resolution, by)
-    return found is not None
-
-
-async def figures(database: Database) -> tuple[int, int]:
-    """Open breaks, and payments that wait for a person's decision; each up to a bound."""
-    async with database.owning() as connection:
-        ((breaks_, reviews),) = await connection.fetch(_SQL["figures"], _MOST_COUNTED)
-    return breaks_, reviews
-
-
-async def _found_charges(connection: Connection, told: Sequence[tuple[Claimed, Movement]]) -> dict[int, _Charge]:
-    """The charge that each event tells of: by the provider's id of the payment, else by our key in its reference."""
-    if not told:
-        return {}
-    rows = await connection.fetch(
-        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
-    )
-    found = {told[row["place"] - 1][0].number: _charge(row) for row in rows}
-    missing = [
-        (event, movement, bounds)
-        for event, movement in told
-        if event.number not in found
-        for bounds in [reference_bounds(movement.reference)]
-        if bounds is not None
-    ]
-    if missing:
-        rows = await connection.fetch(
-            _SQL["charges_by_key"],
-            [event.provider for event, _, _ in missing],
-            [low for _, _, (low, _) in missing],
-            [high for _, _, (_, high) in missing],
-        )
-        for row in rows:
-            event, movement, _ = missing[row["place"] - 1]
-            if is_reference(row["idempotency_key"], movement.reference):
-                found[event.number] = _charge(row)
-    return found
-
-
-async def _found_refunds(
-    connection: Connection, told: Sequence[tuple[Claimed, Movement]]
-) -> tuple[dict[int, _Refund], dict[int, Place]]:
-    """The refund of ours that each event tells of, and the order of the payment that it gives back."""
-    if not told:
-        return {}, {}
-    rows = await connection.fetch(
-        _REFUND_SQL["by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
-    )
-    found = {told[row["place"] - 1][0].number: _refund(row) for row in rows}
-    keyed = [
-        (event, movement, bounds)
-        for event, movement in told
-        if event.number not in found
-        for bounds in [reference_bounds(movement.reference)]
-        if bounds is not None
-    ]
-    if keyed:
-        rows = await connection.fetch(
-            _REFUND_SQL["by_key"],
-            [event.provider for event, _, _ in keyed],
-            [low for _, _, (low, _) in keyed],
-            [high for _, _, (_, high) in keyed],
-        )
-        for row in rows:
-            event, movement, _ = keyed[row["place"] - 1]
-            if is_reference(row["idempotency_key"], movement.reference):
-                found[event.number] = _refund(row)
-    # One that failed gave nothing back: were it somebody else's, to take it for ours would end one that is on its way.
-    nameless = [
-        (event, movement)
-        for event, movement in told
-        if event.number not in found
-        and not movement.reference
-        and movement.parent
-        and movement.state not in ("failed", "returned")
-    ]
-    if nameless:
-        rows = await connection.fetch(
-            _REFUND_SQL["by_payment"],
-            [event.provider for event, _ in nameless],
-            [movement.parent for _, movement in nameless],
-            [movement.amount_micros for _, movement in nameless],
-            [movement.currency for _, movement in nameless],
-        )
-        found |= {nameless[row["place"] - 1][0].number: _refund(row) for row in rows}
-    parents = await connection.fetch(
-        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.parent for _, movement in told]
-    )
-    ours = {told[row["place"] - 1][0].number: (row["tenant_id"], row["order_id"]) for row in parents}
-    return found, ours
-
-
-def _charge(row: asyncpg.Record) -> _Charge:
-    return _Charge(
-        tenant=Tenant(row["tenant_id"], row["tenant"]),
-        order_id=row["order_id"],
-        key=row["idempotency_key"],
-        status=row["status"],
-        payment_intent_id=row["payment_intent_id"],
-    )
-
-
-def _refund(row: asyncpg.Record) -> _Refund:
-    return _Refund(
-        tenant=Tenant(row["tenant_id"], row["tenant"]),
-        order_id=row["order_id"],
-        key=row["idempotency_key"],
-    )
-
-
 def _in_order(place: Place) -> tuple[int, bytes]:
     """As the ids sort themselves, and several times faster."""
     return place[0], place[1].bytes
 
 
-def _moved(charge: _Charge, movement: Movement, move: str) -> Moved:
+def _moved(charge: FoundCharge, movement: Movement, move: str) -> Moved:
     item = Item(order_name(charge.order_id.bytes), movement.id, movement.amount_micros)
     return Moved(charge.tenant, move, movement.provider, movement.currency, item)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import intake, order, payment, refund, saga, settlement, webhook
+from tallystick.store import intake, order, payment, payment_break, refund, settlement, webhook
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
@@ -208,7 +208,10 @@ def _of_refunds(service: Service) -> _Figures[SagaFigures]:
     async def ask(_last: SagaFigures) -> SagaFigures:
         counts, _, _ = await order.figures(service.database)
         return SagaFigures(
-            await refund.figures(service.database), *await saga.figures(service.database), counts, is_current=True
+            await refund.figures(service.database),
+            *await payment_break.figures(service.database),
+            counts,
+            is_current=True,
         )
 
     return _Figures(NO_REFUNDS, ask, "refund_figures_unread")

@@ -8,8 +8,8 @@ import msgspec
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
 from tallystick.core.saga import Policy
-from tallystick.store import saga
-from tallystick.store.saga import PolicyView
+from tallystick.store import checkout_policy
+from tallystick.store.checkout_policy import PolicyView
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.reading import read
 
@@ -68,7 +68,7 @@ class Refunds:
         query = call.query()
         if isinstance(query, Rejected):
             return query
-        return json_reply(200, _shown(await saga.policy(self._database, call.access.tenant)))
+        return json_reply(200, _shown(await checkout_policy.read(self._database, call.access.tenant)))
 
     async def put_policy(self, call: Call) -> Reply | Rejected:
         """For payments that are decided from now on."""
@@ -79,7 +79,7 @@ class Refunds:
         if isinstance(asked, Rejected):
             return asked
         wanted = Policy(late=asked.late, other_amount=asked.other_amount)
-        stored = await saga.put_policy(self._database, call.access.tenant, wanted, by=call.access.prefix)
+        stored = await checkout_policy.put(self._database, call.access.tenant, wanted, by=call.access.prefix)
         return json_reply(200, _shown(stored))
 
 

@@ -1,0 +1,64 @@
+"""Breaks on PostgreSQL: money at a provider that nothing here explains, or that contradicts what is here."""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from tallystick import queries
+from tallystick.core.order import order_name
+from tallystick.store.database import Database
+
+_SQL: Final = queries.load(__package__, "payment_break.sql")
+# A gauge says "so many or more".
+_MOST_COUNTED: Final = 10_000
+# For those who report one in their own transaction.
+ADD: Final = _SQL["add"]
+
+
+class BreakView(msgspec.Struct, frozen=True, kw_only=True):
+    """What nothing here explains, or contradicts what is here."""
+
+    number: int
+    kind: str
+    provider: str
+    purpose: str
+    object_id: str
+    word: str
+    amount_micros: int
+    currency: str
+    order_id: str | None
+    event_number: int | None
+    found_at: datetime
+    resolved_at: datetime | None
+    resolution: str | None
+    resolved_by: str | None
+
+
+async def list_breaks(database: Database, *, is_all: bool, most: int) -> list[BreakView]:
+    """Newest first; without `is_all` those that are open."""
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["list"], is_all, most)
+    return [
+        BreakView(
+            **{
+                **dict(row),
+                "order_id": None if row["order_id"] is None else order_name(row["order_id"].bytes),
+            }
+        )
+        for row in rows
+    ]
+
+
+async def resolve(database: Database, number: int, *, resolution: str, by: str) -> bool:
+    """A person has looked. False: there is no such open break."""
+    async with database.stepping() as connection:
+        found = await connection.fetchval(_SQL["resolve"], number, resolution, by)
+    return found is not None
+
+
+async def figures(database: Database) -> tuple[int, int]:
+    """Open breaks, and payments that wait for a person's decision; each up to a bound."""
+    async with database.owning() as connection:
+        ((breaks_, reviews),) = await connection.fetch(_SQL["figures"], _MOST_COUNTED)
+    return breaks_, reviews

@@ -1,0 +1,150 @@
+"""Which charges and refunds of ours events tell of: by the provider's id, else by our key in the reference."""
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from tallystick import queries
+from tallystick.core.idempotency import Tenant
+from tallystick.core.keys import is_reference, reference_bounds
+from tallystick.core.payment import Status as ChargeStatus
+from tallystick.core.provider import Movement
+from tallystick.store.database import Connection
+from tallystick.store.webhook import Claimed
+
+_SQL: Final = queries.load(__package__, "saga_finding.sql")
+_REFUND_SQL: Final = queries.load(__package__, "refund.sql")
+
+# An order of a tenant, by the tenant's number.
+Place = tuple[int, UUID]
+
+
+class FoundCharge(msgspec.Struct, frozen=True, kw_only=True):
+    """The charge that an event tells of."""
+
+    tenant: Tenant
+    order_id: UUID
+    key: bytes
+    status: ChargeStatus
+    payment_intent_id: str | None
+
+    @property
+    def place(self) -> Place:
+        """Its order."""
+        return self.tenant.number, self.order_id
+
+
+class FoundRefund(msgspec.Struct, frozen=True, kw_only=True):
+    """The refund that an event tells of."""
+
+    tenant: Tenant
+    order_id: UUID
+    key: bytes
+
+    @property
+    def place(self) -> Place:
+        """Its order."""
+        return self.tenant.number, self.order_id
+
+
+async def charges(connection: Connection, told: Sequence[tuple[Claimed, Movement]]) -> dict[int, FoundCharge]:
+    """The charge that each event tells of: by the provider's id of the payment, else by our key in its reference."""
+    if not told:
+        return {}
+    rows = await connection.fetch(
+        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
+    )
+    found = {told[row["place"] - 1][0].number: _charge(row) for row in rows}
+    missing = [
+        (event, movement, bounds)
+        for event, movement in told
+        if event.number not in found
+        for bounds in [reference_bounds(movement.reference)]
+        if bounds is not None
+    ]
+    if missing:
+        rows = await connection.fetch(
+            _SQL["charges_by_key"],
+            [event.provider for event, _, _ in missing],
+            [low for _, _, (low, _) in missing],
+            [high for _, _, (_, high) in missing],
+        )
+        for row in rows:
+            event, movement, _ = missing[row["place"] - 1]
+            if is_reference(row["idempotency_key"], movement.reference):
+                found[event.number] = _charge(row)
+    return found
+
+
+async def refunds(
+    connection: Connection, told: Sequence[tuple[Claimed, Movement]]
+) -> tuple[dict[int, FoundRefund], dict[int, Place]]:
+    """The refund of ours that each event tells of, and the order of the payment that it gives back."""
+    if not told:
+        return {}, {}
+    rows = await connection.fetch(
+        _REFUND_SQL["by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
+    )
+    found = {told[row["place"] - 1][0].number: _refund(row) for row in rows}
+    keyed = [
+        (event, movement, bounds)
+        for event, movement in told
+        if event.number not in found
+        for bounds in [reference_bounds(movement.reference)]
+        if bounds is not None
+    ]
+    if keyed:
+        rows = await connection.fetch(
+            _REFUND_SQL["by_key"],
+            [event.provider for event, _, _ in keyed],
+            [low for _, _, (low, _) in keyed],
+            [high for _, _, (_, high) in keyed],
+        )
+        for row in rows:
+            event, movement, _ = keyed[row["place"] - 1]
+            if is_reference(row["idempotency_key"], movement.reference):
+                found[event.number] = _refund(row)
+    # One that failed gave nothing back: were it somebody else's, to take it for ours would end one that is on its way.
+    nameless = [
+        (event, movement)
+        for event, movement in told
+        if event.number not in found
+        and not movement.reference
+        and movement.parent
+        and movement.state not in ("failed", "returned")
+    ]
+    if nameless:
+        rows = await connection.fetch(
+            _REFUND_SQL["by_payment"],
+            [event.provider for event, _ in nameless],
+            [movement.parent for _, movement in nameless],
+            [movement.amount_micros for _, movement in nameless],
+            [movement.currency for _, movement in nameless],
+        )
+        found |= {nameless[row["place"] - 1][0].number: _refund(row) for row in rows}
+    parents = await connection.fetch(
+        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.parent for _, movement in told]
+    )
+    ours = {told[row["place"] - 1][0].number: (row["tenant_id"], row["order_id"]) for row in parents}
+    return found, ours
+
+
+def _charge(row: asyncpg.Record) -> FoundCharge:
+    return FoundCharge(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        order_id=row["order_id"],
+        key=row["idempotency_key"],
+        status=row["status"],
+        payment_intent_id=row["payment_intent_id"],
+    )
+
+
+def _refund(row: asyncpg.Record) -> FoundRefund:
+    return FoundRefund(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        order_id=row["order_id"],
+        key=row["idempotency_key"],
+    )
