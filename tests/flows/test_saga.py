@@ -306,7 +306,7 @@ async def test_a_refund_that_is_refused_is_a_persons(till: Desk, control: Contro
 
 
 @pytest.mark.parametrize("decision", ["refund", "keep"])
-async def test_a_person_decides_about_another_amount(till: Desk, decision: str) -> None:
+async def test_a_person_decides_about_another_amount(till: Desk, decision: Any) -> None:
     await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(other_amount="review"), by="test")
     order, payment = await till.bought()
     await till.tell(payment, micros=PRICE - 10_000)
@@ -385,4 +385,67 @@ async def test_what_is_told_of_a_failed_refund_is_not_the_next_ones(till: Desk, 
         "evt_4": "PROCESSED_OK",
     }
     assert await till.breaks() == ["contradicted", "refund_failed"]
+    assert await broken(till.dsn) == {}
+
+
+async def by_hand(till: Desk, payment: str, micros: int = PRICE) -> str:
+    """As somebody with the provider's dashboard gives it back."""
+    refund = Refund(key=b"\x07" * 32, payment_id=payment, amount_micros=micros, currency="EUR")
+    made: Any = await send(till.shop.provider, refund)
+    return str(made.movement.id)
+
+
+async def test_what_somebody_gave_back_by_hand_is_confirmed_by_its_id(till: Desk) -> None:
+    order, payment = await till.ghost()
+    given = await by_hand(till, payment)
+    await till.tell(payment)
+    await till.run()
+    assert await till.refund_statuses(order) == ["FAILED"]
+
+    async def confirm(refund_id: str) -> Any:
+        return await till.refunds.decide(till.shop.tenant, order.id, payment, "confirm", refund_id=refund_id)
+
+    for wrong in ("re_unheard_of", "", "re_\x00"):
+        assert (await confirm(wrong)).code == "refund_not_confirmed"
+    assert await confirm(given) == "REFUND"
+    assert await till.refund_statuses(order) == ["FAILED", "COMPLETED"]
+    assert await till.balances() == {"taken": 0, "owed": 0}
+    assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
+    assert len(till.given_back()) == 1
+    assert (await confirm(given)).code == "refund_not_confirmed"
+    assert await broken(till.dsn) == {}
+
+
+async def test_one_refund_does_not_give_two_payments_back(till: Desk) -> None:
+    (one, first), (two, second) = await till.ghost("one"), await till.ghost("two")
+    given = await by_hand(till, first)
+    await till.tell(first)
+    await till.tell(second, "evt_2")
+    await till.run()
+    assert await till.refund_statuses(two) == ["COMPLETED"]
+    other: Any = await till.refunds.decide(till.shop.tenant, two.id, second, "confirm", refund_id=given)
+    assert other.code == "refund_not_confirmed"
+    assert await till.refunds.decide(till.shop.tenant, one.id, first, "confirm", refund_id=given) == "REFUND"
+    assert len(till.given_back()) == 2
+    assert await broken(till.dsn) == {}
+
+
+async def test_what_nobody_can_tell_is_confirmed_and_never_sent_again(till: Desk, control: Control) -> None:
+    """Past the provider's memory of the key, with books that do not show it under our name."""
+    control.plan("stripe.refund:error_500_no_object@1")
+    order, payment = await till.ghost()
+    await till.tell(payment)
+    await till.run()
+    await age(till.dsn, timedelta(days=40))
+    control.advance(days=40)
+    await till.refunds.sweep()
+    (refund,) = await till.refunds_of(order)
+    assert (refund.view.status, refund.view.reason) == ("PENDING", "past_the_horizon")
+    given = await by_hand(till, payment)
+    stands = await till.refunds.decide(till.shop.tenant, order.id, payment, "confirm", refund_id=given)
+    assert stands == "REFUND"
+    assert await till.refund_statuses(order) == ["COMPLETED"]
+    await age(till.dsn)
+    await till.refunds.sweep()
+    assert len(till.given_back()) == 1
     assert await broken(till.dsn) == {}

@@ -15,18 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 from uuid import UUID
 
+import asyncpg
 import msgspec
 import structlog
 
 from tallystick.core.idempotency import Tenant
 from tallystick.core.order import order_id as id_of
-from tallystick.core.order import order_unknown
+from tallystick.core.order import order_name, order_unknown
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Entry, Hold, Resend
-from tallystick.core.provider import Absent, Answer, Done, Found, Looked, Lookup, Refused, Sending, Undecided
+from tallystick.core.provider import Absent, Answer, Done, Found, Looked, Lookup, Refused, Sending, Undecided, Unknown
 from tallystick.core.refund import after_answer, after_look, after_refusal, next_step, patience
 from tallystick.core.settlement import NOTHING_SENT, Failed, LookUp, Transferred
 from tallystick.engine.group_commit import GroupCommit
@@ -41,13 +42,16 @@ from tallystick.store import backorder
 from tallystick.store import refund as store
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
-from tallystick.store.refund import Begun, Books, Claimed, Debt, RecordWork, Result, Terms
+from tallystick.store.refund import Begun, Books, Claimed, Debt, ReceiptRow, RecordWork, Result, Terms
 from tallystick.store.settling import Evidence
 from tallystick.store.webhook import Claimed as ClaimedEvent
 
 log = structlog.get_logger("tallystick.refund")
 
 Jitter = Callable[[], float]
+Decision = Literal["refund", "keep", "confirm"]
+# An adapter whose provider shows no refunds by their id says so with this code.
+_NOT_SHOWN: Final = "no_lookup"
 # Told which orders a commit has changed, after it.
 Changed = Callable[[Sequence[tuple[Tenant, UUID]]], None]
 # A provider that answers again is told of so many at once.
@@ -177,13 +181,27 @@ class Refunds:
         """Give stock that is free again to those who paid for it and wait. How many were filled."""
         return await backorder.fill(self._database, self._limits.backorder_chunk)
 
-    async def decide(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
-        """A person decides about a payment that waits for him: `refund` or `keep`; or `refund` again one that failed.
+    async def decide(
+        self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: Decision, *, refund_id: str | None = None
+    ) -> Rejected | str:
+        """A person decides about a payment that waits for him.
 
-        How it stands then: REFUND or KEPT. The refund is begun in the commit of the decision, then sent.
+            refund   give it back: one in REVIEW, or one whose refund FAILED, under another key
+            keep     it may stay: one in REVIEW
+            confirm  it went back already, as `refund_id` of the provider's: nothing is sent
+
+        How it stands then: REFUND or KEPT. A refund is begun in the commit of the decision, then sent.
         """
+        uuid = id_of(order_id)
+        if uuid is None:
+            return order_unknown(order_id)
+        if not payment_intent_id.isprintable():
+            # No provider's id is like that, and no database could be asked for it.
+            return _no_payment(order_id, payment_intent_id)
         try:
-            return await self._decided(tenant, order_id, payment_intent_id, decision)
+            if decision == "confirm":
+                return await self._confirmed(tenant, uuid, payment_intent_id, refund_id or "")
+            return await self._decided(tenant, uuid, payment_intent_id, decision)
         except RestoredDatabase:
             return Rejected(
                 "database_restored",
@@ -191,21 +209,17 @@ class Refunds:
                 "Run `tally recover`, then send the same request again. Nothing was sent.",
             )
 
-    async def _decided(self, tenant: Tenant, order_id: str, payment_intent_id: str, decision: str) -> Rejected | str:
-        uuid = id_of(order_id)
-        if uuid is None:
-            return order_unknown(order_id)
-        if not payment_intent_id.isprintable():
-            # No provider's id is like that, and no database could be asked for it.
-            return _no_payment(order_id, payment_intent_id)
+    async def _decided(
+        self, tenant: Tenant, order_id: UUID, payment_intent_id: str, decision: Decision
+    ) -> Rejected | str:
         async with self._database.stepping() as connection:
-            found = await store.decide(connection, tenant, uuid, payment_intent_id)
+            found = await store.decide(connection, tenant, order_id, payment_intent_id)
             if found is None:
-                return _no_payment(order_id, payment_intent_id)
+                return _no_payment(order_name(order_id.bytes), payment_intent_id)
             receipt, refund = found
             if decision == "keep":
                 if receipt["fate"] != "REVIEW":
-                    return _decided(receipt["fate"], payment_intent_id)
+                    return _needs_none(receipt["fate"], payment_intent_id)
                 await store.keep(connection, tenant, receipt)
                 return "KEPT"
             if receipt["provider"] not in self.terms.books:
@@ -216,21 +230,76 @@ class Refunds:
             elif receipt["fate"] == "REFUND" and refund is not None and refund["status"] == "FAILED":
                 generation = refund["attempt"] + 1
             else:
-                return _decided(receipt["fate"], payment_intent_id)
+                return _needs_none(receipt["fate"], payment_intent_id)
             began = steady()
-            debt = Debt(
-                tenant=tenant,
-                order_id=uuid,
-                provider=receipt["provider"],
-                payment_intent_id=payment_intent_id,
-                amount_micros=receipt["amount_micros"],
-                currency=receipt["currency"],
-                reason=receipt["reason"],
-                generation=generation,
-            )
-            begun = await store.begin(connection, [debt], self.terms)
+            begun = await store.begin(connection, [_debt(tenant, receipt, generation)], self.terms)
         await self._all(begun, began=began)
         return "REFUND"
+
+    async def _confirmed(
+        self, tenant: Tenant, order_id: UUID, payment_intent_id: str, refund_id: str
+    ) -> Rejected | str:
+        """What somebody gave back at the provider himself, or what nobody could be sure of, is completed by its id."""
+        taken = [
+            one
+            for one in await store.receipts(self._database, tenant, order_id)
+            if one.payment_intent_id == payment_intent_id
+        ]
+        if not taken:
+            return _no_payment(order_name(order_id.bytes), payment_intent_id)
+        (seen,) = taken
+        if seen.provider not in self.terms.books:
+            return _not_configured(seen.provider)
+        # Before the transaction: nothing is asked of a provider while one is open.
+        doubt = await self._doubt(seen, refund_id)
+        if doubt is not None:
+            return doubt
+        async with self._database.stepping() as connection:
+            found = await store.decide(connection, tenant, order_id, payment_intent_id)
+            if found is None:
+                return _no_payment(order_name(order_id.bytes), payment_intent_id)
+            receipt, refund = found
+            if await store.is_known(connection, seen.provider, refund_id):
+                return _doubted(refund_id, "it is another refund of ours already")
+            is_open = refund is not None and refund["status"] == "PENDING" and refund["reason"] is not None
+            if receipt["fate"] == "REVIEW":
+                await store.set_fate(connection, receipt, "REFUND")
+            elif receipt["fate"] != "REFUND" or refund is None or not (is_open or refund["status"] == "FAILED"):
+                return _needs_none(receipt["fate"], payment_intent_id)
+            generation = 0 if refund is None else refund["attempt"] + (refund["status"] == "FAILED")
+            debt = _debt(tenant, receipt, generation)
+            if not is_open:
+                # Logged like any other, and never sent: it is completed in this very commit.
+                await store.begin(connection, [debt], self.terms)
+            kept = _kept("confirmed", "by a person", refund_id, ())
+            entry = Transferred(refund_id)
+            result = Result(tenant=tenant, key=store.key_of(debt), claim_number=None, entry=entry, response=kept)
+            await store.record(connection, [result])
+        self._changed([(tenant, order_id)])
+        return "REFUND"
+
+    async def _doubt(self, taken: ReceiptRow, refund_id: str) -> Rejected | None:
+        """Why the provider's own books do not bear out that this refund gave that payment back."""
+        if not refund_id or not refund_id.isprintable():
+            return _doubted(refund_id, "there is no such id")
+        answer: Answer
+        try:
+            answer = await self._providers[taken.provider].fetch("refund", refund_id)
+        except TallystickError as error:
+            answer = Unknown(code="fetch_failed", message=str(error))
+        match answer:
+            case Done(movement=movement):
+                if movement.state in ("failed", "returned"):
+                    return _doubted(refund_id, f"the provider says that it {movement.state}")
+                given = movement.parent, movement.amount_micros, movement.currency
+                if given != (taken.payment_intent_id, taken.amount_micros, taken.currency):
+                    return _doubted(refund_id, "it gave back another payment, or another amount")
+                return None
+            case Unknown(code=code) if code == _NOT_SHOWN:
+                # The person's word, then: he has seen what this provider shows to nobody else.
+                return None
+            case _:
+                return _doubted(refund_id, f"the provider does not show it: {answer.code}")
 
     # --- what is due
 
@@ -432,11 +501,33 @@ def _no_payment(order_id: str, payment_intent_id: str) -> Rejected:
     )
 
 
-def _decided(fate: str, payment_intent_id: str) -> Rejected:
+def _needs_none(fate: str, payment_intent_id: str) -> Rejected:
     return Rejected(
         "payment_decided",
         f"The payment {payment_intent_id!r:.80} needs no decision: it is {fate}.",
-        "Only a payment in REVIEW, or one whose refund has FAILED, waits for a person. Nothing was changed.",
+        "Only a payment in REVIEW, or one whose refund has FAILED or is not decided by the provider's books, waits for "
+        "a person. Nothing was changed.",
+    )
+
+
+def _doubted(refund_id: str, why: str) -> Rejected:
+    return Rejected(
+        "refund_not_confirmed",
+        f"The refund {refund_id!r:.80} is not taken for this payment's: {why}.",
+        "Look the payment up in the provider's dashboard, and send the id of the refund that gave all of it back.",
+    )
+
+
+def _debt(tenant: Tenant, receipt: asyncpg.Record, generation: int) -> Debt:
+    return Debt(
+        tenant=tenant,
+        order_id=UUID(bytes=receipt["order_id"].bytes),
+        provider=receipt["provider"],
+        payment_intent_id=receipt["payment_intent_id"],
+        amount_micros=receipt["amount_micros"],
+        currency=receipt["currency"],
+        reason=receipt["reason"],
+        generation=generation,
     )
 
 

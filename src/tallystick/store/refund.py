@@ -313,6 +313,16 @@ async def decide(
     return receipt, refund
 
 
+async def is_known(connection: Connection, provider: str, refund_id: str) -> bool:
+    """Whether a refund of ours has this id of the provider's already."""
+    return bool(await connection.fetch(_SQL["by_id"], [provider], [intents.storable(refund_id)]))
+
+
+def key_of(debt: Debt) -> bytes:
+    """The key that the refund of this debt has."""
+    return _instruction(debt).key
+
+
 async def set_fate(connection: Connection, receipt: asyncpg.Record, fate: str) -> None:
     """What a person has decided of a payment in review."""
     await connection.execute(

@@ -370,6 +370,11 @@ ORDER_IN_PAYMENT: Final[dict[str, Any]] = {
 REFUND_DECISIONS: Final[dict[str, dict[str, Any]]] = {
     "give it back": {"payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "decision": "refund"},
     "it may stay": {"payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "decision": "keep"},
+    "it went back already": {
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "decision": "confirm",
+        "refund_id": "re_3Q9yZ2eZvKYlo2C0",
+    },
 }
 
 REFUNDED_ORDER: Final[dict[str, Any]] = {

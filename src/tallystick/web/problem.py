@@ -119,6 +119,7 @@ PROBLEMS: Final = MappingProxyType(
         "order_expired": (409, "The time to pay is over"),
         "payment_not_possible": (409, "The provider cannot take this payment"),
         "payment_decided": (409, "The payment needs no decision"),
+        "refund_not_confirmed": (409, "The refund is not this payment's"),
         "payment_attempts_exhausted": (409, "Too many attempts to pay have failed"),
         # Our side.
         "handler_failed": (500, "The handler of this kind failed"),

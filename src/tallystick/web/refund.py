@@ -15,10 +15,14 @@ from tallystick.web.reading import read
 
 
 class RefundRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of a payment that waits for a person: `refund` gives it back, `keep` leaves it with the tenant."""
+    """What becomes of a payment that waits for a person.
+
+    `refund` gives it back, `keep` leaves it with the tenant; `confirm`: it went back already, as `refund_id`.
+    """
 
     payment_intent_id: str
-    decision: Literal["refund", "keep"]
+    decision: Literal["refund", "keep", "confirm"]
+    refund_id: str | None = None
 
 
 class CheckoutPolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +61,9 @@ class Refunds:
         if isinstance(asked, Rejected):
             return asked
         tenant, name = call.access.tenant, call.path("id")
-        decided = await self._refunds.decide(tenant, name, asked.payment_intent_id, asked.decision)
+        decided = await self._refunds.decide(
+            tenant, name, asked.payment_intent_id, asked.decision, refund_id=asked.refund_id
+        )
         if isinstance(decided, Rejected):
             return decided
         found = await self._payments.order(tenant, name)

@@ -21,8 +21,10 @@ def refund_routes(refunds: Refunds) -> tuple[Route, ...]:
             description=(
                 "Late and second payments are given back by themselves. This is for one with another amount, where "
                 "the tenant's policy is `review`: `refund` gives it back, `keep` leaves it in the tenant's sales. And "
-                "for one whose refund has `FAILED` for good: `refund` begins the next, under a key of its own. Safe "
-                "to repeat: what is decided is refused, and nothing is given back twice."
+                "for one whose refund has `FAILED` for good: `refund` begins the next, under a key of its own. "
+                "`confirm` tells that it went back already, as `refund_id` of the provider's, whose books are asked "
+                "where they can be; nothing is sent. Safe to repeat: what is decided is refused, and nothing is given "
+                "back twice."
             ),
             need=Need.WRITE,
             parameters=(ORDER_ID,),
@@ -37,6 +39,7 @@ def refund_routes(refunds: Refunds) -> tuple[Route, ...]:
                 "order_unknown",
                 "payment_unknown",
                 "payment_decided",
+                "refund_not_confirmed",
                 "provider_not_configured",
                 "database_restored",
                 "in_flight",
