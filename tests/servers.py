@@ -152,7 +152,8 @@ class Postgres:
         """Like every server's. `is_kept`: for the whole run, whoever asked for it first."""
         template, name = self._template(), self._next_name()
         copied = f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {self._strategy};\n\\connect {name}\n{AT_HOME}"
-        self._ask(self._dropped() + copied)
+        self._drop()
+        self._ask(copied)
         if not is_kept:
             self.made.append(name)
         return self.dsn(name)
@@ -160,7 +161,8 @@ class Postgres:
     def empty_database(self) -> str:
         """The DSN of one without a schema: for tests of how it gets there."""
         name = self._next_name()
-        self._ask(f"{self._dropped()}CREATE DATABASE {name};")
+        self._drop()
+        self._ask(f"CREATE DATABASE {name};")
         self.made.append(name)
         return self.dsn(name)
 
@@ -193,10 +195,11 @@ class Postgres:
     def _next_name(self) -> str:
         return f"test_{os.getpid()}_{next(self._numbers)}"
 
-    def _dropped(self) -> str:
-        """Statements that drop what is over. With force: a connection that a test left open holds nothing up."""
+    def _drop(self) -> None:
+        """Drop what is over. With force, and as the superuser: whose connection a test left open holds nothing up."""
         over, self._over = self._over, []
-        return "".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in over)
+        if over:
+            self._ask("".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in over), user="postgres")
 
     def _template(self) -> str:
         """A database that has this process's migrations; planted bugs change some. Made once, whoever asks first."""
@@ -218,8 +221,9 @@ class Postgres:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _ask(self, statements: str) -> None:
-        self._run("psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-f", "-", self.dsn("tally"), statements=statements)
+    def _ask(self, statements: str, *, user: str = "tally") -> None:
+        address = self.dsn("tally", user=user)
+        self._run("psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-f", "-", address, statements=statements)
 
     def _run(self, program: str, *arguments: str, statements: str = "") -> None:
         _run([str(self._programs / program), *arguments], self._account, statements=statements)
@@ -235,7 +239,7 @@ class Borrowed(Postgres):
     def remove(self) -> None:
         self.start()
         self.forget(self.made)
-        self._ask(self._dropped())
+        self._drop()
 
     def _make(self) -> None:
         """It is made."""

@@ -211,11 +211,11 @@ def late_payment_pays() -> None:
 
 
 def late_payments_pass() -> None:
-    migrated(("count(*) FILTER (WHERE b.status <> 'PENDING'", "count(*) FILTER (WHERE false"))
+    migrated(("c.was NOT IN ('PAID', 'PENDING')", "false"))
 
 
 def paid_without_a_receipt() -> None:
-    migrated(("IF unpaid <> 0 OR unasked <> 0 THEN", "IF unasked <> 0 THEN"))
+    migrated(("IF fault.unpaid <> 0 OR fault.unasked <> 0 THEN", "IF fault.unasked <> 0 THEN"))
 
 
 def two_receipts_of_a_payment() -> None:
@@ -287,11 +287,9 @@ SAGA_BUGS: Mapping[str, Bug] = {
         ),
     ),
     "a batch does not see itself": Bug(
+        # The flow heals it: what the receipts' index refuses together is decided again one by one.
         batch_does_not_see_itself,
-        (
-            f"{FLOW}test_two_tellings_in_one_batch_are_one_payment",
-            f"{CORE}test_a_payment_counts_once_and_one_pays",
-        ),
+        (f"{CORE}test_a_payment_counts_once_and_one_pays",),
     ),
     "lost claims are committed": Bug(claims_lost_ignored, (f"{FLOW}test_a_lost_claim_commits_nothing",)),
     "a refund under a new key": Bug(

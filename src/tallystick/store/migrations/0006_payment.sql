@@ -17,8 +17,8 @@
 --           COMPLETED  the provider has the refund refund_id of the payment payment_intent_id.
 --           FAILED     the provider refused it for good, or it came back: a person must look.
 --
---   PENDING ──> COMPLETED ──> FAILED     the provider's books show that the object has failed for good
---           ──> FAILED
+--   PENDING --> COMPLETED --> FAILED     the provider's books show that the object has failed for good
+--           --> FAILED
 
 CREATE TABLE tally.payment_idempotency_log (
     tenant_id         integer NOT NULL,

@@ -1,9 +1,9 @@
 -- The saga: what came of each payment's money, and how what came too late is given back.
 --
---   webhook ──> receipt PAID ────> order PAID
---           ──> receipt REFUND ──> refund in tally.payment_idempotency_log ──> COMPLETED
---           ──> receipt REVIEW ──> a person: REFUND, or KEPT
---           ──> break              nothing here explains it, or it contradicts what is here
+--   webhook --> receipt PAID ----> order PAID
+--           --> receipt REFUND --> refund in tally.payment_idempotency_log --> COMPLETED
+--           --> receipt REVIEW --> a person: REFUND, or KEPT
+--           --> break              nothing here explains it, or it contradicts what is here
 --
 -- A receipt is the provider's word that it took money for an order. There is one for each payment, so the same word told
 -- twice, under however many events, changes nothing the second time; and one of them, at most, pays an order.
