@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
@@ -95,6 +96,14 @@ def control(payouts_simulator: RunningSimulator) -> Control:
     made = Control(payouts_simulator.url)
     made.call("POST", "reset")
     return made
+
+
+@pytest.fixture
+def own_control(tmp_path: Path) -> Iterator[Control]:
+    """A simulator of its own: for tests whose time goes far ahead. It never comes back, and others would meet it."""
+    running = start(tmp_path / "books.sqlite", log=tmp_path / "log")
+    yield Control(running.url)
+    running.stop()
 
 
 def _served(server: _Kind | servers.Missing) -> Iterator[_Kind]:

@@ -1,7 +1,7 @@
 """What a hostile reviewer got away with in checkout: each of these lost money, lied, or held up everybody."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import asyncpg
@@ -10,6 +10,7 @@ import pytest
 from tallystick.core.saga import Policy
 from tallystick.core.settlement import Transferred
 from tallystick.flows.events import Processed
+from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.store import backorder, checkout_policy, payment_break, webhook
 from tallystick.store import refund as refunds
@@ -25,6 +26,15 @@ from tests.settlements import empty, superuser
 
 PRICE = 25_000_000
 ADYEN = next(world for world in CHARGING if world.name == "adyen")
+
+
+@pytest.fixture(scope="module")
+def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
+    """Of its own: its time goes ahead here, and never comes back."""
+    folder = tmp_path_factory.mktemp("simulator")
+    running = start(folder / "books.sqlite", log=folder / "log")
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.provider import Answer, Charge, Sending
 from tallystick.engine.port import Lost
 from tallystick.errors import Busy
+from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
 from tallystick.store.payment import Click, ClickWork, RecordWork, Result
@@ -30,6 +31,15 @@ DECLINED = {
     "adyen": '{"type": "scheme", "encryptedCardNumber": "test_refused"}',
     "square": "cnon:card-nonce-declined",
 }
+
+
+@pytest.fixture(scope="module")
+def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
+    """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
+    folder = tmp_path_factory.mktemp("simulator")
+    running = start(folder / "books.sqlite", log=folder / "log")
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,14 @@
 """Charges that a process left behind are finished by whoever comes next; none is sent for an order that has ended."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 
 import pytest
 
 from tallystick.errors import RestoredDatabase
 from tallystick.flows.payment import Collected
+from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView
 from tests import servers
@@ -16,6 +17,15 @@ from tests.orders import execute
 from tests.payments import CHARGING, Checkout, age, charged, checkout
 from tests.providers.worlds import Control, World
 from tests.settlements import empty, superuser
+
+
+@pytest.fixture(scope="module")
+def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
+    """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
+    folder = tmp_path_factory.mktemp("simulator")
+    running = start(folder / "books.sqlite", log=folder / "log")
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
