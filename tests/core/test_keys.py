@@ -289,3 +289,18 @@ def test_an_idempotency_key_is_short_visible_ascii(key: object, fault: str | Non
 def test_no_other_character_is_taken_for_visible(character: str) -> None:
     """str.isprintable alone would also pass spaces of its own and whole alphabets."""
     assert (keys.idempotency_key_fault(character) is None) == ("!" <= character <= "~")
+
+
+@given(key=st.binary(min_size=32, max_size=32))
+def test_a_key_lies_between_the_bounds_of_each_of_its_forms(key: bytes) -> None:
+    for reference in (*keys.forms_of(key), keys.square45(key)[:40]):
+        bounds = keys.reference_bounds(reference)
+        assert bounds is not None
+        assert bounds[0] <= key <= bounds[1]
+        assert keys.is_reference(key, reference)
+
+
+@pytest.mark.parametrize("other", ["", "x" * 64, "!" * 40, "!" * 43, "ab " * 21 + "a", "or_1", "-" * 36, "ü" * 40])
+def test_what_is_no_form_of_a_key_has_no_bounds(other: str) -> None:
+    """A decoder that passes over what it does not know would leave bounds between which every key lies."""
+    assert keys.reference_bounds(other) is None

@@ -80,14 +80,18 @@ def reference_bounds(reference: str) -> tuple[bytes, bytes] | None:
     """Between which keys the one lies that a provider wrote as `reference`; None: it is no form of any key of ours."""
     try:
         if len(reference) == _HEX_CHARACTERS:
-            whole = bytes.fromhex(reference)
+            whole, bytes_ = bytes.fromhex(reference), _DIGEST_BYTES
         elif len(reference) == _UUID_CHARACTERS:
-            whole = UUID(reference).bytes[:_UUID_BYTES]
+            whole, bytes_ = UUID(reference).bytes[:_UUID_BYTES], _UUID_BYTES
         elif len(reference) in (_SQUARE_CHARACTERS, _SQUARE_PAYMENT_CHARACTERS):
-            whole = urlsafe_b64decode(reference + "=" * (-len(reference) % 4))
+            padded = reference + "=" * (-len(reference) % 4)
+            whole, bytes_ = urlsafe_b64decode(padded), len(reference) * 3 // 4
         else:
             return None
     except ValueError:
+        return None
+    # The decoders pass over characters that are none of theirs: what is left could lie between very many keys.
+    if len(whole) != bytes_:
         return None
     return whole.ljust(_DIGEST_BYTES, b"\0"), whole.ljust(_DIGEST_BYTES, b"\xff")
 

@@ -11,7 +11,7 @@ after its callers were told that it is pending. The deciders are in `core.paymen
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from math import ceil
@@ -41,11 +41,9 @@ from tallystick.core.payment import (
     left_pending,
 )
 from tallystick.core.provider import (
-    Absent,
     Answer,
     Charge,
     Done,
-    Found,
     Looked,
     Lookup,
     Refused,
@@ -57,6 +55,7 @@ from tallystick.core.settlement import Failed, Patience, Transferred
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import Busy, RestoredDatabase, TallystickError
 from tallystick.flows import sending
+from tallystick.flows.evidence import answered, looked_up, now_after
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
@@ -68,7 +67,6 @@ from tallystick.store.intent import Answered
 from tallystick.store.order import Changed, OrderView, unannounced
 from tallystick.store.payment import Begun, Books, Claimed, Click, Clicked, ClickWork, Held, RecordWork, Result, Same
 from tallystick.store.payment import Settled as LookAgain
-from tallystick.store.settling import Evidence
 
 log = structlog.get_logger("tallystick.payment")
 
@@ -282,7 +280,7 @@ class Payments:
         answer: Answer = await sending.call(adapter, begun.instruction, leave)
         self._sender.heard(begun.charge.provider, answer)
         entry = after_answer(
-            begun.history, answer, tries=begun.charge.tries, now=_now(begun.now, heard), patience=self._patience
+            begun.history, answer, tries=begun.charge.tries, now=now_after(begun.now, heard), patience=self._patience
         )
         is_recorded = await self._record(
             Result(
@@ -290,7 +288,7 @@ class Payments:
                 order_id=begun.order.id,
                 charge=begun.charge,
                 entry=entry,
-                response=_answered(answer),
+                response=answered(answer),
                 answered=Answered(begun.attempt, answer),
             )
         )
@@ -310,7 +308,7 @@ class Payments:
                     order_id=click.order_id,
                     charge=charge,
                     entry=failed,
-                    response=_answered(answer),
+                    response=answered(answer),
                 )
                 # Lost to somebody who knew it too, or not stored: either way the log is asked again.
                 await self._record(result)
@@ -371,7 +369,7 @@ class Payments:
             claimed.history,
             account=adapter.account,
             lookup=adapter.facts.lookup.get("charge", Lookup.NONE),
-            now=_now(claimed.now, heard),
+            now=now_after(claimed.now, heard),
             facts=adapter.facts,
             patience=self._patience,
         )
@@ -419,7 +417,7 @@ class Payments:
         """Ask the provider's books; what they make of it, and the evidence."""
         adapter = self._providers[claimed.charge.provider]
         # Dated before the question: what the books did not show then may have come since.
-        now = _now(claimed.now, heard)
+        now = now_after(claimed.now, heard)
         looked = await self._look_up(adapter, claimed.instruction, claimed.history.first_sent_at or now, now)
         step = after_look(
             claimed.order,
@@ -431,7 +429,7 @@ class Payments:
             facts=adapter.facts,
             patience=self._patience,
         )
-        return step, _looked(looked)
+        return step, looked_up(looked)
 
     async def _look_up(self, adapter: Provider, charge: Charge, first_sent_at: datetime, now: datetime) -> Looked:
         try:
@@ -495,28 +493,3 @@ def _pending(name: str, view: PaymentView, until: datetime, now: datetime) -> Pa
         payment=view,
         retry_after_seconds=min(max(seconds, _SOONEST_SECONDS), _LATEST_SECONDS),
     )
-
-
-def _now(said: datetime, heard: float) -> datetime:
-    """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day."""
-    return said + timedelta(seconds=max(steady() - heard, 0.0))
-
-
-def _answered(answer: Answer) -> bytes:
-    what = answer.movement.status if isinstance(answer, Done) else f"{answer.code}: {answer.message}"
-    return _kept("answered", type(answer).__name__.lower(), what, answer.evidence)
-
-
-def _looked(looked: Looked) -> bytes:
-    match looked:
-        case Found():
-            ids = ", ".join(f"{movement.id} {movement.status}" for movement in looked.movements)
-            return _kept("looked_up", "found", ids, looked.evidence)
-        case Absent():
-            return _kept("looked_up", "absent", looked.lookup, looked.evidence)
-        case Undecided():
-            return _kept("looked_up", "undecided", f"{looked.code}: {looked.message}", looked.evidence)
-
-
-def _kept(what: str, found: str, detail: str, exchanges: Sequence[object]) -> bytes:
-    return msgspec.json.encode(Evidence(what=what, found=found, detail=detail, exchanges=tuple(exchanges)))  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import RestoredDatabase, TallystickError, Unreachable
 from tallystick.flows import sending
+from tallystick.flows.evidence import answered, kept, looked_up, now_after
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
@@ -43,7 +44,6 @@ from tallystick.store import refund as store
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
 from tallystick.store.refund import Begun, Books, Claimed, Debt, ReceiptRow, RecordWork, Result, Terms
-from tallystick.store.settling import Evidence
 from tallystick.store.webhook import Claimed as ClaimedEvent
 
 log = structlog.get_logger("tallystick.refund")
@@ -271,9 +271,9 @@ class Refunds:
             if not is_open:
                 # Logged like any other, and never sent: it is completed in this very commit.
                 await store.begin(connection, [debt], self.terms)
-            kept = _kept("confirmed", "by a person", refund_id, ())
+            word = kept("confirmed", "by a person", refund_id)
             entry = Transferred(refund_id)
-            result = Result(tenant=tenant, key=store.key_of(debt), claim_number=None, entry=entry, response=kept)
+            result = Result(tenant=tenant, key=store.key_of(debt), claim_number=None, entry=entry, response=word)
             await store.record(connection, [result])
         self._changed([(tenant, order_id)])
         return "REFUND"
@@ -323,14 +323,14 @@ class Refunds:
             one.history,
             account=books.account,
             lookup=books.lookup,
-            now=_now(one.now, heard),
+            now=now_after(one.now, heard),
             facts=books.facts,
             patience=self._patience,
             jitter=self._jitter(),
         )
         said = _NOTHING
         if isinstance(step, LookUp):
-            now = _now(one.now, heard)
+            now = now_after(one.now, heard)
             step, said = await self._asked(adapter, one, now)
         if isinstance(step, Resend):
             return step
@@ -396,7 +396,7 @@ class Refunds:
             # Too late for its leave, it is told so by the adapter and nothing is written.
             answer: Answer = await sending.call(adapter, begun.instruction, leave)
         self._sender.heard(provider, answer)
-        now = _now(begun.now, heard)
+        now = now_after(begun.now, heard)
         entry = after_answer(begun.owed, begun.history, answer, now=now, patience=self._patience, jitter=self._jitter())
         said = _answered(answer)
         if isinstance(entry, Failed) and isinstance(answer, Refused):
@@ -445,10 +445,11 @@ class Refunds:
             event=event,
             failed_as=said.refund_id if isinstance(entry, Failed) else None,
         )
+        order = order_name(one.owed.order_id.bytes)
         if isinstance(entry, Failed):
-            log.error("refund_failed", order=str(one.owed.order_id), reason=entry.reason, next="tally refund")
+            log.error("refund_failed", order=order, reason=entry.reason, next="tally breaks list")
         elif isinstance(entry, Hold) and entry.reason is not None:
-            log.warning("refund_needs_a_person", order=str(one.owed.order_id), reason=entry.reason)
+            log.warning("refund_needs_a_person", order=order, reason=entry.reason, next="tally explain ORDER")
         try:
             is_recorded = await self._recorder.submit(result, source=one.tenant.number)
         except Exception:  # noqa: BLE001 - whatever it is: the money is where the answer says, and the row becomes due
@@ -466,31 +467,13 @@ def _books(adapter: Provider) -> Books:
     return Books(account=adapter.account, facts=adapter.facts, lookup=adapter.facts.lookup.get("refund", Lookup.NONE))
 
 
-def _now(said: datetime, heard: float) -> datetime:
-    """The database's time, carried on by this machine's steady clock: its wall clock may be wrong by a day."""
-    return said + timedelta(seconds=max(steady() - heard, 0.0))
-
-
 def _answered(answer: Answer) -> _Said:
-    if isinstance(answer, Done):
-        return _Said(_kept("answered", "done", answer.movement.status, answer.evidence), answer.id)
-    return _Said(_kept("answered", type(answer).__name__.lower(), f"{answer.code}: {answer.message}", answer.evidence))
+    return _Said(answered(answer), answer.id if isinstance(answer, Done) else None)
 
 
 def _looked(looked: Looked) -> _Said:
-    match looked:
-        case Found():
-            ids = ", ".join(f"{movement.id} {movement.status}" for movement in looked.movements)
-            only = looked.movements[0].id if len(looked.movements) == 1 else None
-            return _Said(_kept("looked_up", "found", ids, looked.evidence), only)
-        case Absent():
-            return _Said(_kept("looked_up", "absent", looked.lookup, looked.evidence))
-        case Undecided():
-            return _Said(_kept("looked_up", "undecided", f"{looked.code}: {looked.message}", looked.evidence))
-
-
-def _kept(what: str, found: str, detail: str, exchanges: Sequence[object]) -> bytes:
-    return msgspec.json.encode(Evidence(what=what, found=found, detail=detail, exchanges=tuple(exchanges)))  # type: ignore[arg-type]
+    only = looked.movements[0].id if isinstance(looked, Found) and len(looked.movements) == 1 else None
+    return _Said(looked_up(looked), only)
 
 
 def _no_payment(order_id: str, payment_intent_id: str) -> Rejected:

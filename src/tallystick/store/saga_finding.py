@@ -20,6 +20,8 @@ _REFUND_SQL: Final = queries.load(__package__, "refund.sql")
 
 # An order of a tenant, by the tenant's number.
 Place = tuple[int, UUID]
+# An event, and what it tells of.
+Telling = tuple[Claimed, Movement]
 
 
 class FoundCharge(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,63 +52,18 @@ class FoundRefund(msgspec.Struct, frozen=True, kw_only=True):
         return self.tenant.number, self.order_id
 
 
-async def charges(connection: Connection, told: Sequence[tuple[Claimed, Movement]]) -> dict[int, FoundCharge]:
+async def charges(connection: Connection, told: Sequence[Telling]) -> dict[int, FoundCharge]:
     """The charge that each event tells of: by the provider's id of the payment, else by our key in its reference."""
-    if not told:
-        return {}
-    rows = await connection.fetch(
-        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
-    )
-    found = {told[row["place"] - 1][0].number: _charge(row) for row in rows}
-    missing = [
-        (event, movement, bounds)
-        for event, movement in told
-        if event.number not in found
-        for bounds in [reference_bounds(movement.reference)]
-        if bounds is not None
-    ]
-    if missing:
-        rows = await connection.fetch(
-            _SQL["charges_by_key"],
-            [event.provider for event, _, _ in missing],
-            [low for _, _, (low, _) in missing],
-            [high for _, _, (_, high) in missing],
-        )
-        for row in rows:
-            event, movement, _ = missing[row["place"] - 1]
-            if is_reference(row["idempotency_key"], movement.reference):
-                found[event.number] = _charge(row)
-    return found
+    rows = await _rows(connection, told, _SQL["charges_by_id"], _SQL["charges_by_key"])
+    return {number: _charge(row) for number, row in rows.items()}
 
 
-async def refunds(
-    connection: Connection, told: Sequence[tuple[Claimed, Movement]]
-) -> tuple[dict[int, FoundRefund], dict[int, Place]]:
+async def refunds(connection: Connection, told: Sequence[Telling]) -> tuple[dict[int, FoundRefund], dict[int, Place]]:
     """The refund of ours that each event tells of, and the order of the payment that it gives back."""
     if not told:
         return {}, {}
-    rows = await connection.fetch(
-        _REFUND_SQL["by_id"], [event.provider for event, _ in told], [movement.id for _, movement in told]
-    )
-    found = {told[row["place"] - 1][0].number: _refund(row) for row in rows}
-    keyed = [
-        (event, movement, bounds)
-        for event, movement in told
-        if event.number not in found
-        for bounds in [reference_bounds(movement.reference)]
-        if bounds is not None
-    ]
-    if keyed:
-        rows = await connection.fetch(
-            _REFUND_SQL["by_key"],
-            [event.provider for event, _, _ in keyed],
-            [low for _, _, (low, _) in keyed],
-            [high for _, _, (_, high) in keyed],
-        )
-        for row in rows:
-            event, movement, _ = keyed[row["place"] - 1]
-            if is_reference(row["idempotency_key"], movement.reference):
-                found[event.number] = _refund(row)
+    named = await _rows(connection, told, _REFUND_SQL["by_id"], _REFUND_SQL["by_key"])
+    found = {number: _refund(row) for number, row in named.items()}
     # One that failed gave nothing back: were it somebody else's, to take it for ours would end one that is on its way.
     nameless = [
         (event, movement)
@@ -130,6 +87,34 @@ async def refunds(
     )
     ours = {told[row["place"] - 1][0].number: (row["tenant_id"], row["order_id"]) for row in parents}
     return found, ours
+
+
+async def _rows(connection: Connection, told: Sequence[Telling], by_id: str, by_key: str) -> dict[int, asyncpg.Record]:
+    """The row that each event means, by its number."""
+    if not told:
+        return {}
+    rows = await connection.fetch(by_id, [event.provider for event, _ in told], [movement.id for _, movement in told])
+    found = {told[row["place"] - 1][0].number: row for row in rows}
+    keyed = [
+        (event, movement, bounds)
+        for event, movement in told
+        if event.number not in found
+        for bounds in [reference_bounds(movement.reference)]
+        if bounds is not None
+    ]
+    if not keyed:
+        return found
+    rows = await connection.fetch(
+        by_key,
+        [event.provider for event, _, _ in keyed],
+        [low for _, _, (low, _) in keyed],
+        [high for _, _, (_, high) in keyed],
+    )
+    for row in rows:
+        event, movement, _ = keyed[row["place"] - 1]
+        if is_reference(row["idempotency_key"], movement.reference):
+            found[event.number] = row
+    return found
 
 
 def _charge(row: asyncpg.Record) -> FoundCharge:
