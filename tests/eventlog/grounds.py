@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallystick import app
@@ -95,14 +95,17 @@ def make_topic(
 
 
 def whole_topic(bootstrap: str, topic: str) -> list[Any]:
-    """Every message in it, read by an independent consumer."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": f"{topic}.looker", "auto.offset.reset": "earliest", "log_level": 0}
-    )
-    consumer.subscribe([topic])
+    """Every message in it up to now, read to the ends that the brokers name, by an independent consumer."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}.looker", "log_level": 0})
+    partitions = consumer.list_topics(topic, timeout=PATIENCE_SECONDS).topics[topic].partitions
     found: list[Any] = []
-    while (message := consumer.poll(1.5)) is not None:
-        assert message.error() is None
-        found.append(message)
+    for number in partitions:
+        start, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=PATIENCE_SECONDS)
+        consumer.assign([TopicPartition(topic, number, start)])
+        for _ in range(start, end):
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message is not None
+            assert message.error() is None
+            found.append(message)
     consumer.close()
     return found
