@@ -33,7 +33,7 @@ class FairQueue(Generic[T]):
         line = self._sources.get(source)
         if self._size >= self._capacity or (line is not None and len(line) >= self._capacity_per_source):
             return False
-        self._line(source).append(item)
+        (self._line(source) if line is None else line).append(item)
         self._size += 1
         return True
 

@@ -173,8 +173,8 @@ class GroupCommit(Generic[I, A]):
     def submit_for(self, answered: Answered[A], item: I, *, source: Hashable) -> None:
         """`submit` for somebody who is told directly. Raises Busy at once, and tells nothing, when there is no room."""
         # Whatever can fail about a footprint fails here, before the item is anywhere.
-        footprint = self._footprint(item)
-        meets_nothing = self._busy.isdisjoint(footprint)
+        footprint = () if self._footprint is _no_footprint else self._footprint(item)
+        meets_nothing = not footprint or self._busy.isdisjoint(footprint)
         waiting = _Waiting(item, source, footprint, answered, asyncio.get_running_loop().time())
         if self._closing or not self._queue.put(source, waiting):
             raise Busy(self._limits.retry_after_seconds)
@@ -315,10 +315,10 @@ class GroupCommit(Generic[I, A]):
             if answer is SET_ASIDE:
                 blocked.append(waiting)
                 continue
-            self.answered += 1
             if not waiting.answered.done():
                 waiting.answered.set_result(answer)
             self._settled(waiting)
+        self.answered += len(batch) - len(blocked)
         if blocked:
             self._set_aside(blocked)
         elif not patient:

@@ -110,7 +110,9 @@ SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
                       ORDER BY r.created_at DESC, r.attempt DESC LIMIT 1) AS r ON true
   LEFT JOIN LATERAL (SELECT w.reason FROM tally.payment_receipt w
                       WHERE w.order_id = r.order_id AND w.tenant_id = r.tenant_id
-                        AND w.payment_intent_id = r.payment_intent_id AND w.provider = r.provider) AS w ON true;
+                        AND w.payment_intent_id = r.payment_intent_id AND w.provider = r.provider
+                     -- Else all receipts of the tenant are read and compared, planned while there were none.
+                     OFFSET 0) AS w ON true;
 
 -- name: order_of_payment
 SELECT l.order_id FROM tally.payment_idempotency_log l

@@ -77,7 +77,7 @@ SELECT g.place, l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.
   FROM unnest($1::text[], $2::bytea[], $3::bytea[]) WITH ORDINALITY AS g (provider, low, high, place)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.idempotency_key BETWEEN g.low AND g.high AND l.provider = g.provider
-                        AND l.operation_type = 'REFUND' OFFSET 0) AS l
+                        AND l.operation_type || '' = 'REFUND' OFFSET 0) AS l
  CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t;
 
 -- name: by_payment

@@ -45,9 +45,11 @@ _FRAMING: Final = frozenset(
         "upgrade",
     }
 )
-# Providers send the same lines again and again. Bounded: whoever sends others costs himself the reading of them.
+# Providers send the same lines again and again, but for the signature, which is long. Bounded: whoever sends others
+# costs himself the reading of them.
 _MOST_LINES: Final = 1_024
-_MOST_LINE_BYTES: Final = 256
+_MOST_LINE_BYTES: Final = 72
+_MOST_NAME_BYTES: Final = 64
 
 Field = tuple[str, str]
 
@@ -99,8 +101,9 @@ class _Shortcut(Arrival):
 class WebhookProtocol(BoundedProtocol):
     """Of an application that has a `receiver`; any other is served as before."""
 
-    # Lines of heads that were read before; for all connections.
+    # Lines of heads that were read before, and names of longer ones, in lower case; for all connections.
     _fields: Final[dict[bytes, Field]] = {}
+    _names: Final[dict[bytes, str]] = {}
 
     def __init__(self, config: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401 - the server's own arguments
         """As the server makes it."""
@@ -210,6 +213,13 @@ class WebhookProtocol(BoundedProtocol):
 
     def _field(self, line: bytes) -> Field | None:
         """A line of a head, if it is an ordinary one."""
+        written, _, given = line.partition(b": ")
+        name = self._names.get(written)
+        if name is not None and given.isascii():
+            # What the pattern below asks of a value, without its machinery: printable, and no spaces around it.
+            value = given.decode("ascii")
+            if value.isprintable() and value.strip(" ") == value != "":
+                return name, value
         match = _FIELD.fullmatch(line)
         if match is None:
             return None
@@ -220,6 +230,10 @@ class WebhookProtocol(BoundedProtocol):
             if len(self._fields) >= _MOST_LINES:
                 self._fields.clear()
             self._fields[line] = field
+        elif field[0] != _LENGTH and len(written) <= _MOST_NAME_BYTES:
+            if len(self._names) >= _MOST_LINES:
+                self._names.clear()
+            self._names[match[1]] = field[0]
         return field
 
     def _more(self, shortcut: _Shortcut, data: bytes) -> None:

@@ -25,6 +25,7 @@ _FIRST_ID: Final = 1_000_000_001
 _ID_BLOCK: Final = 5_000
 # Held in memory.
 _MOST_BALANCES: Final = 10_000
+_MOST_EVENTS: Final = 5_000
 # A limit that is none, as SQLite understands it.
 EVERY: Final = -1
 _EARLIEST: Final = -(2**63)
@@ -48,6 +49,8 @@ class Books(File):
         self._settings: dict[str, str | None] = {}
         self._endpoints: dict[str, Endpoint | None] = {}
         self._balances: dict[tuple[str, str, str], int | None] = {}
+        # Rows of events that were stored lately: most are sent a moment later.
+        self._events: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._next_id = self._last_id = 0
         # Told of each stored event whose dialect has an endpoint, and queues its delivery.
         self.announce: Callable[[Event], None] = lambda _event: None
@@ -60,6 +63,7 @@ class Books(File):
         self._settings.clear()
         self._endpoints.clear()
         self._balances.clear()
+        self._events.clear()
 
     def reset(self) -> None:
         """Empty books: what a test starts from. Ids and time go on."""
@@ -189,10 +193,14 @@ class Books(File):
     def store_event(self, event: Event) -> None:
         """Without telling anybody."""
         at, body = to_microseconds(event.created_at), _encode(event.body)
-        self.execute(_SQL["insert_event"], (event.dialect, event.type, event.id, event.object_id, at, body))
+        row = (event.dialect, event.type, event.id, event.object_id, at, body)
+        self.execute(_SQL["insert_event"], row)
+        if len(self._events) >= _MOST_EVENTS:
+            self._events.clear()
+        self._events[event.dialect, event.id] = row
 
     def event(self, dialect: str, event_id: str) -> Event | None:
-        row = self.execute(_SQL["get_event"], (dialect, event_id)).fetchone()
+        row = self._events.get((dialect, event_id)) or self.execute(_SQL["get_event"], (dialect, event_id)).fetchone()
         return None if row is None else _event(row)
 
     def events(

@@ -59,12 +59,23 @@ class File:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK TO alone")
                 self._connection.execute("RELEASE alone")
-            elif isinstance(error, sqlite3.Error):
-                # A full disk ends the whole transaction: the neighbours are undone as well, and must not be told else.
-                self._undone = error
-            self.forget_what_was_read()
+            self._failed(error)
             raise
         self._connection.execute("RELEASE alone")
+
+    def execute_alone(self, sql: str, values: Sequence[Any]) -> None:
+        """`alone` for one statement, which SQLite undoes by itself: without the savepoint."""
+        try:
+            self.execute(sql, values)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._connection.in_transaction and isinstance(error, sqlite3.Error):
+            # A full disk ends the whole transaction: the neighbours are undone as well, and must not be told else.
+            self._undone = error
+        self.forget_what_was_read()
 
     def after_commit(self, callback: Callable[[sqlite3.Error | None], None]) -> None:
         """Call back when everything up to now is safe, or with the error that undid it.

@@ -19,6 +19,7 @@ from tallystick.providers.simulator.dialect import Dialect, Endpoint, Notificati
 from tallystick.providers.simulator.faults import Strike
 
 # An event that is held back until the next one goes out by itself after this long.
+HELD: Final = "reordered"
 HELD_SECONDS: Final = 3600.0
 # Tricks of a delivery that is sent beside the good one, and never again.
 _BESIDE: Final = frozenset({"forged", "other_endpoint"})
@@ -45,7 +46,7 @@ def planned(strike: Strike | None) -> tuple[Planned, ...]:
         case "late":
             return (Planned(after_seconds=strike.seconds),)
         case "reordered":
-            return (Planned(trick, HELD_SECONDS),)
+            return (Planned(HELD, HELD_SECONDS),)
         case "forged" | "other_endpoint":
             return (Planned(trick), Planned())
         case "stale" | "future":

@@ -31,7 +31,7 @@ from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
 # Attempts under way at once, of each dialect: a receiver that stores many in one commit answers them together.
-MOST_AT_ONCE: Final = 64
+MOST_AT_ONCE: Final = 256
 # Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
 # than the calls that have something to tell. Whoever asked for everything due (`drain`) does not wait.
 AFTER_FAILURE: Final = 0.05
@@ -70,6 +70,8 @@ class Webhooks:
         self._under_way: dict[str, dict[int, asyncio.Task[None]]] = {name: {} for name in dialects}
         # Until when, in the loop's time, a dialect rests.
         self._failed_until: dict[str, float] = {}
+        # Whether one may be held back: those of an earlier run are in the books.
+        self._may_hold = True
         self._unrecorded_until: dict[str, float] = {}
 
     def announce(self, event: Event) -> None:
@@ -98,6 +100,7 @@ class Webhooks:
         return twin
 
     def _insert(self, event: Event, planned: tricks.Planned, now: datetime) -> None:
+        self._may_hold = self._may_hold or planned.trick == tricks.HELD
         due_at = to_microseconds(now + timedelta(seconds=planned.after_seconds))
         self._books.execute(_SQL["insert"], (event.dialect, event.id, planned.trick, due_at, planned.state))
 
@@ -153,8 +156,7 @@ class Webhooks:
             answered, note = await self._send(delivery)
             if answered is None or answered.status not in _GOOD:
                 self._failed_until[dialect] = loop.time() + AFTER_FAILURE
-            with self._books.alone():
-                self._record(delivery, answered, note, made_at)
+            self._record(delivery, answered, note, made_at)
             await self._books.committed()
         except sqlite3.Error:
             _LOG.exception("attempt %d of %s was made and could not be recorded", delivery.number, dialect)
@@ -196,9 +198,15 @@ class Webhooks:
         # Only a first attempt is made wrong; what is left on a row that is done tells what it was.
         trick = "" if state == "pending" else delivery.trick
         values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
-        self._books.execute(_SQL["record"], values)
-        now = to_microseconds(self._clock.now())
-        self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number))
+        if not self._may_hold:
+            self._books.execute_alone(_SQL["record"], values)
+            return
+        with self._books.alone():
+            self._books.execute(_SQL["record"], values)
+            now = to_microseconds(self._clock.now())
+            self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number))
+            may_hold = self._books.execute(_SQL["held"]).fetchone() is not None
+        self._may_hold = may_hold
 
     def _tries(self, dialect: str, answered: Answered | None, most: int) -> int:
         """Wise tries some client errors only three times; which ones is not told (docs/providers.md 5, Delivery)."""

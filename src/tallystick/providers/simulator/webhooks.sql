@@ -6,6 +6,9 @@ INSERT INTO delivery (dialect, event_id, trick, due_at, attempts, state, note) V
 UPDATE delivery INDEXED BY delivery_held SET trick = '', due_at = ?
  WHERE dialect = ? AND number < ? AND trick = 'reordered' AND state = 'pending';
 
+-- name: held
+SELECT 1 FROM delivery INDEXED BY delivery_held WHERE trick = 'reordered' AND state = 'pending' LIMIT 1;
+
 -- name: due
 -- By dialect: the queue of one whose receiver is down must not hide the others'.
 SELECT number, dialect, event_id, trick, attempts

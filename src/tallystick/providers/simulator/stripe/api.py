@@ -125,7 +125,7 @@ class Stripe:
         body = msgspec.json.encode(event)
         at = int(sent_at.timestamp())
         message = b"%d.%s" % (at, body)
-        signatures = (hmac.new(secret.encode(), message, hashlib.sha256).hexdigest() for secret in endpoint.secrets)
+        signatures = (hmac.digest(secret.encode(), message, "sha256").hex() for secret in endpoint.secrets)
         signed = ",".join([f"t={at}", *(f"v1={signature}" for signature in signatures)])
         headers = (("content-type", "application/json; charset=utf-8"), ("stripe-signature", signed))
         return Notification((*headers, ("user-agent", "Stripe/1.0")), body)

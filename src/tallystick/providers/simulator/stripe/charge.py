@@ -73,10 +73,10 @@ def charge(
     }
     state = "failed" if declined is not None else "moved" if taken else "waiting"
     reference = intent["_reference"]
+    if taken:
+        body["balance_transaction"] = _paid_in(books, now, body, context)
     values = (id_, reference, intent["id"], intent["amount"], intent["currency"], state, now)
     books.insert(Entry(DIALECT, "charge", *values, body))
-    if taken:
-        body = _paid_in(books, now, body, context)
     emit(books, now, "charge.failed" if declined else "charge.succeeded", body, context)
     return body
 
@@ -87,18 +87,14 @@ def capture(books: Books, now: datetime, charge_id: str, amount: int, context: C
     if entry is None:
         raise KeyError(charge_id)
     body = entry.body | {"captured": True, "amount_captured": amount}
+    body["balance_transaction"] = _paid_in(books, now, body, context)
     books.replace(msgspec.structs.replace(entry, amount=amount, state="moved", body=body))
-    emit(books, now, "charge.captured", _paid_in(books, now, body, context), context)
+    emit(books, now, "charge.captured", body, context)
 
 
-def _paid_in(books: Books, now: datetime, body: dict[str, Any], context: Context) -> dict[str, Any]:
+def _paid_in(books: Books, now: datetime, body: dict[str, Any], context: Context) -> str:
+    """The transaction's id."""
     amount, currency = body["amount_captured"], body["currency"]
-    transaction = stripe_balance.move(
+    return stripe_balance.move(
         books, now, type="charge", source=body["id"], amount=amount, currency=currency, context=context
     )
-    paid = body | {"balance_transaction": transaction}
-    entry = books.get(DIALECT, "charge", body["id"])
-    if entry is None:
-        raise KeyError(body["id"])
-    books.replace(msgspec.structs.replace(entry, body=paid))
-    return paid
