@@ -325,9 +325,8 @@ def key_of(debt: Debt) -> bytes:
 
 async def set_fate(connection: Connection, receipt: asyncpg.Record, fate: str) -> None:
     """What a person has decided of a payment in review."""
-    await connection.execute(
-        _SQL["decide_receipt"], receipt["tenant_id"], receipt["order_id"], receipt["payment_intent_id"], fate
-    )
+    place = (receipt[name] for name in ("tenant_id", "order_id", "payment_intent_id", "provider"))
+    await connection.execute(_SQL["decide_receipt"], *place, fate)
 
 
 async def keep(connection: Connection, tenant: Tenant, receipt: asyncpg.Record) -> None:

@@ -147,7 +147,8 @@ SELECT l.attempt, l.status, l.reason FROM tally.payment_idempotency_log l
  ORDER BY l.attempt DESC LIMIT 1;
 
 -- name: decide_receipt
-UPDATE tally.payment_receipt SET fate = $4 WHERE tenant_id = $1 AND order_id = $2 AND payment_intent_id = $3;
+UPDATE tally.payment_receipt SET fate = $5
+ WHERE tenant_id = $1 AND order_id = $2 AND payment_intent_id = $3 AND provider = $4;
 
 -- name: figures
 SELECT (SELECT count(*) FROM (SELECT 1 FROM tally.payment_idempotency_log

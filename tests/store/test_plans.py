@@ -1,0 +1,41 @@
+"""Plans are made once for each connection, often while the tables are empty: they must not read whole tables later."""
+
+import asyncpg
+import pytest
+
+from tallystick import queries
+from tests import servers
+
+# What a plan for few rows may say that would look at all of many.
+READS_EVERYTHING = ("Seq Scan", "BitmapAnd", "Materialize", "Join Filter", "Hash Join", "Merge Join")
+# File and name of a statement, and the types of its parameters.
+PROBES = (
+    ("payment.sql", "order_with_payment", "integer, uuid[]"),
+    ("saga_finding.sql", "charges_by_id", "text[], text[]"),
+    ("saga_finding.sql", "charges_by_key", "text[], bytea[], bytea[]"),
+    ("refund.sql", "by_id", "text[], text[]"),
+    ("refund.sql", "by_key", "text[], bytea[], bytea[]"),
+    ("refund.sql", "by_payment", "text[], text[], bigint[], text[]"),
+    ("order_status.sql", "marks", "integer[], uuid[]"),
+)
+
+
+@pytest.mark.parametrize("engine", ["embedded18", "postgres15"])
+@pytest.mark.parametrize(("file", "name", "types"), PROBES)
+async def test_rows_are_found_by_an_index_each(
+    request: pytest.FixtureRequest, engine: str, file: str, name: str, types: str
+) -> None:
+    server: servers.Server = request.getfixturevalue(engine)
+    statement = queries.load("tallystick.store", file)[name]
+    nothing = ", ".join(["NULL"] * len(types.split(",")))
+    connection = await asyncpg.connect(server.fresh_database())
+    try:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        for role in ("NONE", "tallystick_reader"):
+            await connection.execute(f"SET ROLE {role}; PREPARE probe ({types}) AS {statement}")
+            rows = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE probe ({nothing})")
+            plan = "\n".join(row[0] for row in rows)
+            assert not [words for words in READS_EVERYTHING if words in plan], plan
+            await connection.execute("DEALLOCATE probe")
+    finally:
+        await connection.close()
