@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from tallystick.core.currencies import EXPONENTS, Purpose
-from tallystick.core.money import NotRepresentable, from_minor
+from tallystick.core.money import from_minor
 from tallystick.core.provider import Movement, State
 
 # Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
