@@ -10,11 +10,11 @@ from tallystick.core.outcome import Rejected
 from tallystick.settings import LIMITS
 from tallystick.store.tenant import Access
 from tallystick.web.problem import Problem
+from tallystick.web.protocol import Header, sent_whole
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
 JSON = b"application/json"
 PROBLEM_JSON = b"application/problem+json"
@@ -114,6 +114,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
     async def send(self, send: Send) -> None:
         """Write it out."""
+        if not self.headers and sent_whole(getattr(send, "__self__", None), self.status, self.media_type, self.body):
+            return
         await send(
             {
                 "type": "http.response.start",

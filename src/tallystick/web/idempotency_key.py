@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from tallystick.core.outcome import Rejected
-from tallystick.web.call import Call, Header
+from tallystick.web.call import Call
+from tallystick.web.protocol import Header
 from tallystick.web.reading import read
 
 T = TypeVar("T")

@@ -13,9 +13,10 @@ from tallystick.core.idempotency import Tenant
 from tallystick.core.outcome import Rejected
 from tallystick.store.tenant import Access
 from tallystick.web.access import Doorkeeper, Need
-from tallystick.web.call import Call, Header, Receive, Reply, Scope, Send, problem_reply
+from tallystick.web.call import Call, Receive, Reply, Scope, Send, problem_reply
 from tallystick.web.metrics import Metrics
 from tallystick.web.problem import failed, is_expected, refused, retry_after_seconds
+from tallystick.web.protocol import Header
 from tallystick.web.route import Route
 
 log = structlog.get_logger("tallystick.web")

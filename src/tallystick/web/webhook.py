@@ -25,8 +25,9 @@ from tallystick.core.provider import Event, Forged
 from tallystick.errors import Busy, InFlight, LogUnreachable, OutcomeUnknown, Unreachable
 from tallystick.eventlog.port import Answered, Delivery, Direct, EventLog
 from tallystick.settings import LIMITS, Limits
-from tallystick.web.call import Header, Receive, Reply, Scope, Send, problem_reply
+from tallystick.web.call import Receive, Reply, Scope, Send, problem_reply
 from tallystick.web.problem import failed, not_stored, refused
+from tallystick.web.protocol import Header
 
 log = structlog.get_logger("tallystick.web")
 

@@ -9,13 +9,12 @@ way through the same receiver's ASGI application.
 
 import re
 import traceback
-from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
 
-from tallystick.web.call import Header, Reply
-from tallystick.web.protocol import BoundedProtocol
+from tallystick.web.call import Reply
+from tallystick.web.protocol import BoundedProtocol, Header, written
 from tallystick.web.webhook import PREFIX, Arrival, Verifier, WebhookReceiver
 
 log = structlog.get_logger("tallystick.web")
@@ -24,7 +23,6 @@ _START: Final = f"POST {PREFIX}".encode()
 _END: Final = b"\r\n\r\n"
 # Heads of providers have less than one kilobyte; a longer one is not looked for here.
 _MOST_HEAD_BYTES: Final = 8 * 1024
-_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CLOSED: Final = (b"connection", b"close")
 
 # As strict as can be: what is written otherwise may be right too, and is the parser's to judge.
@@ -290,11 +288,11 @@ class WebhookProtocol(BoundedProtocol):
     def _acknowledgement(self, shortcut: _Shortcut) -> bytes:
         headers = self.server_state.default_headers
         if not shortcut.keep_alive:
-            return _written(200, [*headers, _CLOSED], b"")
+            return written(200, [*headers, _CLOSED], b"")
         global _acknowledged  # noqa: PLW0603 - the server renews its headers once a second, for all connections
         acknowledged = _acknowledged
         if acknowledged[0] is not headers:
-            _acknowledged = acknowledged = headers, _written(200, headers, b"")
+            _acknowledged = acknowledged = headers, written(200, headers, b"")
         return acknowledged[1]
 
     def _refuse(self, shortcut: _Shortcut, reply: Reply) -> None:
@@ -306,7 +304,7 @@ class WebhookProtocol(BoundedProtocol):
             shortcut.keep_alive = False
         elif not shortcut.keep_alive:
             headers.append(_CLOSED)
-        self.transport.write(_written(reply.status, headers, reply.body))
+        self.transport.write(written(reply.status, headers, reply.body))
         self._finished(shortcut)
 
     def _finished(self, shortcut: _Shortcut) -> None:
@@ -332,8 +330,3 @@ def _begin_all(gathered: list[tuple[_Shortcut, bytes]]) -> None:
     gathered.clear()
     for shortcut, body in taken:
         shortcut.protocol.begin(shortcut, body)
-
-
-def _written(status: int, headers: list[Header], body: bytes) -> bytes:
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, _PHRASES[status], lines, len(body), body)
