@@ -1,20 +1,30 @@
 """A harness that cannot fail proves nothing: every planted bug is seen."""
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
-from tests import servers
+from tests import servers, simulators
 from tests.planted import planting
 from tests.planted.bugs import BUGS
 
 
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[simulators.Lender]:
+    lender = simulators.Lender(tmp_path_factory.mktemp("lent"))
+    yield lender
+    lender.end()
+
+
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_noticed(request: pytest.FixtureRequest, embedded18: servers.Postgres, name: str) -> None:
+def test_the_bug_is_noticed(
+    request: pytest.FixtureRequest, embedded18: servers.Postgres, simulator: simulators.Lender, name: str
+) -> None:
     """Each named test passes without the bug (it is part of this run) and fails with it."""
     wanted = BUGS[name].noticed_by
     on = BUGS[name].on
-    lent = {servers.LENT: str(embedded18.folder)}
+    lent = {servers.LENT: str(embedded18.folder), **simulator.lent}
     if on is not None:
         lent |= request.getfixturevalue(on).lent
     run = planting.run(name, *wanted, lent=lent)
