@@ -20,6 +20,8 @@ install: .venv/.installed
 up: install
 	$(BIN)/tally up
 
+# The tests start hundreds of processes: each would compile Tallystick anew where bytecode is not to be written.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install
 	scripts/test-servers
 	scripts/test-kafka

@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
 from tests import kafka as brokers
-from tests import servers
+from tests import servers, simulators
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
 
@@ -84,8 +84,7 @@ def mariadb_dsn(mariadb: servers.Server) -> str:
 
 @pytest.fixture(scope="session")
 def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
-    folder = tmp_path_factory.mktemp("payouts")
-    running = start(folder / "books.sqlite", log=folder / "log")
+    running = simulators.started(tmp_path_factory.mktemp("payouts"))
     yield running
     running.stop()
 

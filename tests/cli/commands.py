@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 
+from tests import forks
+
 TALLY = [sys.executable, "-c", "from tallystick.cli import main; main()"]
 
 
 def tally(*arguments: str, dsn: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    return subprocess.run(
-        [*TALLY, *arguments],
-        env={**environment, "TALLY_DATABASE_URL": dsn, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forks.run(_tally, *arguments, environment={**environment, "TALLY_DATABASE_URL": dsn, **more})
+
+
+def _tally(*arguments: str) -> None:
+    from tallystick.cli import main  # noqa: PLC0415 - not before the fork, which starts with what the server has
+
+    sys.argv = ["tally", *arguments]
+    main()

@@ -1,5 +1,6 @@
 """The topic looked at: weaknesses are told plainly; operators see how far it was read, and whether it answers."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -112,8 +113,12 @@ async def test_commands_say_that_kafka_is_out_of_reach_and_those_without_need_of
     embedded18: servers.Server,
 ) -> None:
     dsn = embedded18.fresh_database()
-    for command in ("serve", "work"):
-        told = tally(command, dsn=dsn, TALLY_KAFKA_BOOTSTRAP=NOBODY, TALLY_PORT="0")
+    # At once: each asks for seconds before it gives up.
+    runs = [
+        asyncio.to_thread(tally, command, dsn=dsn, TALLY_KAFKA_BOOTSTRAP=NOBODY, TALLY_PORT="0")
+        for command in ("serve", "work")
+    ]
+    for told in await asyncio.gather(*runs):
         assert told.returncode == 3, told.stderr
         assert "log_unreachable: Kafka" in told.stderr
         assert "Traceback" not in told.stderr

@@ -4,6 +4,7 @@ Two services on one database are two processes' worth: they share nothing but wh
 """
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -40,10 +41,12 @@ from tests.settlements import superuser
 
 # Longer than any test runs: what is woken within it is woken by nothing else.
 NEVER = 3_600.0
-PATIENCE_SECONDS = 20.0
+# With a bug planted what is waited for never comes: then nobody waits as long as a busy machine may need.
+IS_PLANTED = "TALLY_TEST_PLANT" in os.environ
+PATIENCE_SECONDS = 6.0 if IS_PLANTED else 20.0
 # As long as anybody may wait; and far less: whoever is answered within this was woken, and not told at the end.
 WAIT = LIMITS.status_wait_seconds
-WOKEN_SECONDS = 6.0
+WOKEN_SECONDS = 3.0 if IS_PLANTED else 6.0
 # Nobody is woken by the poll; what is kept does not grow old; proofs count for long.
 BY_NEWS = replace(LIMITS, status_poll_seconds=NEVER, status_age_seconds=NEVER, status_trust_seconds=NEVER)
 # A listener that lost its connection stays deaf.

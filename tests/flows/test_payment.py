@@ -15,11 +15,11 @@ from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.provider import Answer, Charge, Sending
 from tallystick.engine.port import Lost
 from tallystick.errors import Busy
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
 from tallystick.store.payment import Click, ClickWork, RecordWork, Result
-from tests import servers
+from tests import servers, simulators
 from tests.ledgers import broken, fetchval
 from tests.orders import A_MOMENT, expired, receive
 from tests.payments import CHARGING, STRIPE, Checkout, age, charged, checkout
@@ -36,8 +36,7 @@ DECLINED = {
 @pytest.fixture(scope="module")
 def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
     """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
-    folder = tmp_path_factory.mktemp("simulator")
-    running = start(folder / "books.sqlite", log=folder / "log")
+    running = simulators.started(tmp_path_factory.mktemp("simulator"))
     yield running
     running.stop()
 

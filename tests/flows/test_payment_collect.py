@@ -8,10 +8,10 @@ import pytest
 
 from tallystick.errors import RestoredDatabase
 from tallystick.flows.payment import Collected
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView
-from tests import servers
+from tests import servers, simulators
 from tests.ledgers import broken, fetchval
 from tests.orders import execute
 from tests.payments import CHARGING, Checkout, age, charged, checkout
@@ -22,8 +22,7 @@ from tests.settlements import empty, superuser
 @pytest.fixture(scope="module")
 def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
     """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
-    folder = tmp_path_factory.mktemp("simulator")
-    running = start(folder / "books.sqlite", log=folder / "log")
+    running = simulators.started(tmp_path_factory.mktemp("simulator"))
     yield running
     running.stop()
 

@@ -1,29 +1,33 @@
 """A harness that cannot fail proves nothing: every planted bug is seen."""
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests import servers
+from tests import servers, simulators
+from tests.planted import planting
 from tests.planted.bugs import BUGS
 
 
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[simulators.Lender]:
+    lender = simulators.Lender(tmp_path_factory.mktemp("lent"))
+    yield lender
+    lender.end()
+
+
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_noticed(request: pytest.FixtureRequest, embedded18: servers.Postgres, name: str) -> None:
+def test_the_bug_is_noticed(
+    request: pytest.FixtureRequest, embedded18: servers.Postgres, simulator: simulators.Lender, name: str
+) -> None:
     """Each named test passes without the bug (it is part of this run) and fails with it."""
     wanted = BUGS[name].noticed_by
     on = BUGS[name].on
-    lent = {} if on is None else request.getfixturevalue(on).lent
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted],
-        env={**os.environ, "TALLY_TEST_PLANT": name, servers.LENT: str(embedded18.folder), **lent},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    lent = {servers.LENT: str(embedded18.folder), **simulator.lent}
+    if on is not None:
+        lent |= request.getfixturevalue(on).lent
+    run = planting.run(name, *wanted, lent=lent)
     counted = re.search(r"(\d+) failed", run.stdout)
     assert counted is not None, run.stdout + run.stderr
     assert int(counted.group(1)) == len(wanted), run.stdout

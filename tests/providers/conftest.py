@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tallystick.providers.port import Provider
-from tallystick.providers.simulator.process import start
+from tests import simulators
 from tests.providers.worlds import WORLDS, Control, World
 
 
 @pytest.fixture(scope="session")
 def simulator_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("simulator")
-    running = start(folder / "books.sqlite", log=folder / "log")
+    running = simulators.started(tmp_path_factory.mktemp("simulator"))
     yield running.url
     running.stop()
 
