@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,10 +16,11 @@ from tallystick.store import refund as store
 from tallystick.store import webhook
 from tallystick.store.migrate import migrate
 from tallystick.store.refund import RecordWork, Result
+from tallystick.store.saga import HELD
 from tests import servers
 from tests.ledgers import broken, fetchval
 from tests.orders import LONG, waits
-from tests.payments import age
+from tests.payments import HURRIED, age
 from tests.providers.worlds import Control
 from tests.sagas import LEASE, Desk, desk
 from tests.settlements import empty
@@ -183,3 +185,42 @@ async def test_orders_are_locked_in_one_order(dsn: str, control: Control) -> Non
         finally:
             await connection.close()
         assert [await till.status(order) for order, _ in bought] == ["PAID", "PAID"]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "SELECT 1 FROM tally.orders WHERE id = $1 FOR NO KEY UPDATE",
+        "SELECT 1 FROM tally.sku s WHERE s.sku = (SELECT sku FROM tally.orders WHERE id = $1) FOR NO KEY UPDATE",
+    ],
+    ids=["an order", "a stock"],
+)
+async def test_a_lock_that_nobody_lets_go_of_holds_up_its_own_order_alone(
+    dsn: str, control: Control, held: str
+) -> None:
+    """A person's open transaction, at night: whoever else has paid in the same batch is PAID all the same."""
+    limits = replace(HURRIED, event_outage_seconds=0.0)
+    async with desk(dsn, control, limits=limits) as till:
+        bought = {sku: await till.bought(f"k-{sku}", sku=sku) for sku in ("lamp", "shade", "cord")}
+        late, late_payment = await till.ghost("k-late", sku="bulb")
+        for sku, (_, payment) in bought.items():
+            await till.tell(payment, f"evt_{sku}")
+        await till.tell(late_payment, "evt_late")
+        connection = await asyncpg.connect(dsn)
+        try:
+            async with connection.transaction():
+                assert await connection.fetchval(held, order_id(bought["lamp"][0].id)) == 1
+                await till.run()
+                told = await till.ended()
+                reason = await fetchval(dsn, "SELECT reason FROM tally.webhook_events WHERE event_id = 'evt_lamp'")
+                statuses = {sku: await till.status(order) for sku, (order, _) in bought.items()}
+        finally:
+            await connection.close()
+        assert statuses == {"lamp": "PENDING", "shade": "PAID", "cord": "PAID"}
+        assert told.pop("evt_lamp") == "UNPROCESSED"
+        assert set(told.values()) == {"PROCESSED_OK", "PROCESSED_COMPENSATED"}
+        assert reason == HELD
+        assert await till.refund_statuses(late) == ["COMPLETED"]
+        await till.run()
+        assert await till.status(bought["lamp"][0]) == "PAID"
+        assert await broken(dsn) == {}

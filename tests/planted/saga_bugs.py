@@ -25,6 +25,17 @@ RULES: Final = "tests/store/test_saga_rules.py::"
 CORE: Final = "tests/core/test_saga.py::"
 
 
+def everybody_waits_for_one_lock() -> None:
+    """A batch is never settled around a lock that somebody holds."""
+    original = saga.settle
+
+    async def settle(*arguments: Any, postpone_held_seconds: float | None = None, **more: Any) -> Any:
+        del postpone_held_seconds
+        return await original(*arguments, **more)
+
+    cast("Any", saga).settle = settle
+
+
 def _deciding(spoilt: Any) -> None:
     """The saga's decision, made otherwise: `spoilt` is given what it is decided by, and the honest decision."""
     original = core.decide
@@ -319,6 +330,13 @@ SAGA_BUGS: Mapping[str, Bug] = {
         (f"{RULES}test_a_receipt_that_is_not_its_charges_is_refused[embedded18-TS005-other0]",),
     ),
     "orders locked in any order": Bug(orders_locked_as_they_come, (f"{ATTACKS}test_orders_are_locked_in_one_order",)),
+    "one lock holds up everybody": Bug(
+        everybody_waits_for_one_lock,
+        tuple(
+            f"{ATTACKS}test_a_lock_that_nobody_lets_go_of_holds_up_its_own_order_alone[{held}]"
+            for held in ("an order", "a stock")
+        ),
+    ),
     "a receipt of another tenant": Bug(
         receipt_of_another_tenant,
         (f"{RULES}test_a_receipt_of_another_orders_or_tenants_charge_is_refused[embedded18]",),

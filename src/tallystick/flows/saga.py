@@ -75,12 +75,18 @@ class Saga:
     async def _settle(self, events: Sequence[Claimed]) -> tuple[Settled, set[int]]:
         lost: set[int] = set()
         refused: Contended | None = None
+        # Set once somebody holds a lock for longer than we wait: the others are settled around it.
+        postpone_held: float | None = None
         for _ in range(_MOST_ROUNDS):
             mine = [event for event in events if event.number not in lost]
             try:
                 async with self._database.writing() as connection:
                     settled = await store.settle(
-                        connection, mine, self._refunds.terms, look_again_seconds=self._limits.saga_look_seconds
+                        connection,
+                        mine,
+                        self._refunds.terms,
+                        look_again_seconds=self._limits.saga_look_seconds,
+                        postpone_held_seconds=postpone_held,
                     )
                 # Only now is COMMIT behind us.
                 return settled, lost
@@ -88,6 +94,8 @@ class Saga:
                 lost |= claims.numbers
             except Contended as contended:
                 refused = contended
+                if contended.held:
+                    postpone_held = self._limits.event_outage_seconds
             except RestoredDatabase as restored:
                 # An outage, for as long as nobody has asked the providers: `tally recover`.
                 raise Unreachable(str(restored)) from restored

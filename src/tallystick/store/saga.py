@@ -53,8 +53,14 @@ from tallystick.store.webhook import Claimed
 
 _SQL = queries.load(__package__, "saga.sql")
 _REFUND_SQL = queries.load(__package__, "refund.sql")
+# The same locks, without those that somebody holds.
+_FREE: Final = {
+    name: _SQL[name].replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
+    for name in ("lock_orders", "lock_stocks")
+}
 _MOST_COUNTED: Final = 10_000
 PENDING_REFUND: Final = "its refund is not completed: the financial sweeper has it"
+HELD: Final = "its order, or the stock of its SKU, is locked by a transaction that does not end"
 
 
 class ClaimsLost(Exception):
@@ -79,33 +85,47 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def settle(
-    connection: Connection, events: Sequence[Claimed], terms: Terms, *, look_again_seconds: float
+    connection: Connection,
+    events: Sequence[Claimed],
+    terms: Terms,
+    *,
+    look_again_seconds: float,
+    postpone_held_seconds: float | None = None,
 ) -> Settled:
-    """Decide and write a batch, inside the caller's transaction. Raises ClaimsLost, RestoredDatabase, LedgerRefused."""
+    """Decide and write a batch, inside the caller's transaction. Raises ClaimsLost, RestoredDatabase, LedgerRefused.
+
+    `postpone_held_seconds`: wait for no lock of an order or a stock, and postpone the events of those that are held.
+    """
     told = [(event, event.movement) for event in events if event.movement is not None]
     charges = [pair for pair in told if pair[1].purpose == "charge"]
     refunds = [pair for pair in told if pair[1].purpose == "refund"]
-    batch = _Batch(connection, terms, look_again_seconds)
+    batch = _Batch(connection, terms, look_again_seconds, postpone_held_seconds)
     for event in events:
         if event.movement is None:
             batch.outcomes[event.number] = Ok()
     found_charges = await saga_finding.charges(connection, charges)
     found_refunds, given_back = await saga_finding.refunds(connection, refunds)
     # All locks of orders in one go, and in one order.
-    places = {charge.place for charge in found_charges.values()}
-    await batch.lock(places | {one.place for one in found_refunds.values()})
-    await batch.refunds(refunds, found_refunds, given_back)
-    await batch.charges(charges, found_charges)
+    places = {number: charge.place for number, charge in found_charges.items()}
+    places |= {number: one.place for number, one in found_refunds.items()}
+    await batch.lock(set(places.values()))
+    batch.postpone_held(places)
+    await batch.refunds(batch.undecided(refunds), found_refunds, given_back)
+    await batch.charges(batch.undecided(charges), found_charges)
     return await batch.write(events)
 
 
 class _Batch:
     """One transaction for many events."""
 
-    def __init__(self, connection: Connection, terms: Terms, look_again_seconds: float) -> None:
+    def __init__(
+        self, connection: Connection, terms: Terms, look_again_seconds: float, postpone_held_seconds: float | None
+    ) -> None:
         self._connection = connection
         self._terms = terms
         self._look_again = look_again_seconds
+        self._postpone_held = postpone_held_seconds
+        self._locking = _SQL if postpone_held_seconds is None else _FREE
         self.outcomes: dict[int, Outcome] = {}
         self._paid: list[tuple[FoundCharge, Claimed, Movement, bool]] = []
         self._held: list[tuple[FoundCharge, Claimed, Movement, GiveBack | Review]] = []
@@ -190,7 +210,7 @@ class _Batch:
         if not places:
             return
         columns = numbers([tenant for tenant, _ in places]), uuids([id_ for _, id_ in places])
-        rows = await self._connection.fetch(_SQL["lock_orders"], *columns)
+        rows = await self._connection.fetch(self._locking["lock_orders"], *columns)
         receipts: dict[Place, list[Receipt]] = {}
         for row in await self._connection.fetch(_SQL["receipts"], *columns):
             receipts.setdefault((row["tenant_id"], row["order_id"]), []).append(
@@ -206,13 +226,15 @@ class _Batch:
             for row in rows
             if row["status"] == "CANCELLED_BY_SWEEPER" and row["late"] == "backorder"
         }
-        if late:
+        if late or self._postpone_held is not None:
             # Those of orders that will be PAID as well: the trigger would take them later, out of order.
             stocks = sorted({*late, *((row["tenant_id"], row["sku"]) for row in rows if row["status"] == "PENDING")})
             locked = await self._connection.fetch(
-                _SQL["lock_stocks"], [tenant for tenant, _ in stocks], [sku for _, sku in stocks]
+                self._locking["lock_stocks"], [tenant for tenant, _ in stocks], [sku for _, sku in stocks]
             )
             self._stocks = {(row["tenant_id"], row["sku"]): row["available"] for row in locked}
+            held = {*stocks} - self._stocks.keys()
+            rows = [row for row in rows if (row["tenant_id"], row["sku"]) not in held]
         for row in rows:
             place = row["tenant_id"], row["id"]
             self._skus[place] = row["tenant_id"], row["sku"]
@@ -228,6 +250,16 @@ class _Batch:
                 # Of a SKU that was not locked, what is free can change: nobody may ask for it.
                 available=self._stocks.get((row["tenant_id"], row["sku"])),
             )
+
+    def postpone_held(self, places: Mapping[int, Place]) -> None:
+        """Events whose order could not be locked: whoever holds it must not keep the others from being PAID."""
+        if self._postpone_held is not None:
+            held = [number for number, place in places.items() if place not in self._cases]
+            self.outcomes |= dict.fromkeys(held, Postponed(HELD, self._postpone_held))
+
+    def undecided(self, told: Sequence[tuple[Claimed, Movement]]) -> list[tuple[Claimed, Movement]]:
+        """Without those that are postponed."""
+        return [pair for pair in told if pair[0].number not in self.outcomes]
 
     async def _again(self, found: Mapping[int, FoundCharge]) -> dict[int, FoundCharge]:
         """The charges as they stand under the orders' locks."""
