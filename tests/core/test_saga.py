@@ -103,6 +103,9 @@ def test_what_a_charges_event_means(movement: Movement, ours: Ours | None, of: C
         ("failed", ("COMPLETED", "re_2"), Ignore("failed")),
         ("failed", ("FAILED", "re_1"), Ignore("told before")),
         ("moved", ("FAILED", "re_1"), Break("contradicted")),
+        # News of before it failed, which came after.
+        ("moving", ("FAILED", "re_1"), Ignore("told before")),
+        ("waiting", ("FAILED", "re_1"), Ignore("told before")),
     ],
 )
 def test_what_a_refunds_event_means(state: str, refund: tuple[Any, str | None] | None, expected: Any) -> None:

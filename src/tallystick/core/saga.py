@@ -231,4 +231,5 @@ def decide_refund(
         case "COMPLETED":
             return FailRefund(f"{movement.state}_at_the_provider") if has_failed else Ignore("told before")
         case "FAILED":
-            return Ignore("told before") if has_failed else Break("contradicted")
+            # News from before it failed may come after; that the money has left nevertheless is a person's business.
+            return Break("contradicted") if movement.state == "moved" else Ignore("told before")
