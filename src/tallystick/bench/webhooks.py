@@ -6,14 +6,15 @@
                orders stand (`bench.order_status`)?
     baseline   a framework's handler with one INSERT for each request, 16 connections, the same signature check
 
-The load runs in a process of its own, and so does the receiver. After each run every acknowledged event must be in the
-table, once, and nothing else.
+The load runs in a process of its own, and so does each receiver. There are as many of these as one would start `tally
+serve` on such a machine: one for each of two cores (`--receivers`); the baseline gets as many. After each run every
+acknowledged event must be in the table, once, and nothing else.
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Literal
 
 import asyncpg
@@ -64,7 +65,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 async def webhooks(
-    settings: Settings, *, seconds: float, runs: int, seed: int, open_seconds: float, spike: int
+    settings: Settings, *, seconds: float, runs: int, seed: int, open_seconds: float, spike: int, receivers: int
 ) -> Result:
     """Medians of several closed runs of both, in turns; then one by schedule, and one spike. 0: not measured."""
     ours: list[Measured] = []
@@ -77,16 +78,39 @@ async def webhooks(
                 ("baseline", theirs, _BASELINE_PREPARED_PER_SECOND),
             ):
                 count = int(seconds * rate)
-                found.append(await _measured(dsn, side, seed=seed + run, count=count, seconds=seconds))  # type: ignore[arg-type]
+                found.append(
+                    await _measured(
+                        dsn,
+                        side,  # type: ignore[arg-type]
+                        seed=seed + run,
+                        count=count,
+                        seconds=seconds,
+                        receivers=receivers,
+                    )
+                )
         if open_seconds:
             details |= _by_schedule(
                 await _measured(
-                    dsn, "ours", seed=seed, count=int(open_seconds * _RATE), seconds=open_seconds, rate=_RATE
+                    dsn,
+                    "ours",
+                    seed=seed,
+                    count=int(open_seconds * _RATE),
+                    seconds=open_seconds,
+                    receivers=receivers,
+                    rate=_RATE,
                 )
             )
         if spike:
             details |= _spiked(
-                await _measured(dsn, "ours", seed=seed, count=spike, seconds=_SPIKE_SECONDS, is_spike=True)
+                await _measured(
+                    dsn,
+                    "ours",
+                    seed=seed,
+                    count=spike,
+                    seconds=_SPIKE_SECONDS,
+                    receivers=receivers,
+                    is_spike=True,
+                )
             )
     value, base = median([one.per_second for one in ours]), median([one.per_second for one in theirs])
     return Result(
@@ -95,8 +119,9 @@ async def webhooks(
         unit="webhooks/s, closed loop",
         baseline=round(base),
         ratio=ratio(value, base),
-        baseline_is=f"{FRAMEWORK}, one INSERT per request, {CONNECTIONS} connections",
+        baseline_is=f"{FRAMEWORK}, one INSERT per request, {CONNECTIONS} connections each",
         details={
+            "receivers": receivers,
             "runs": [round(one.per_second) for one in ours],
             "baseline_runs": [round(one.per_second) for one in theirs],
             "p50_ms": median([one.driven.p50_ms for one in ours]),
@@ -158,13 +183,15 @@ async def _measured(
     seed: int,
     count: int,
     seconds: float,
+    receivers: int,
     rate: float = 0.0,
     is_spike: bool = False,
 ) -> Measured:
     async with ground.database(server_dsn) as dsn:
-        async with _receiver(dsn, side) as (port, ended):
+        async with AsyncExitStack() as stack:
+            started = [await stack.enter_async_context(_receiver(dsn, side)) for _ in range(receivers)]
             order = Order(
-                port=port,
+                ports=tuple(port for port, _ in started),
                 path="/webhooks/simulator",
                 secret=app.SIMULATOR_WEBHOOK_SECRET,
                 seed=seed,
@@ -176,9 +203,9 @@ async def _measured(
                 signed_before=not is_spike,
             )
             clock = await ServerClock.started(dsn)
-            driven, asked = await _spike(order, port, dsn) if is_spike else (await _driven(order), None)
+            driven, asked = await _spike(order, dsn) if is_spike else (await _driven(order), None)
             server_seconds = await clock.seconds(dsn)
-            used = await ended()
+            used = _together([await ended() for _, ended in started])
         statuses = set(driven.statuses)
         require(statuses == {"200"} and not driven.unanswered, f"not every webhook was acknowledged: {driven}")
         require(rate or is_spike or driven.answered < count, "the prepared requests were used up")
@@ -189,8 +216,13 @@ async def _measured(
     return Measured(driven, used, server_seconds, asked)
 
 
-async def _spike(order: Order, port: int, dsn: str) -> tuple[Driven, Asked]:
-    async with asking(port, await prepared(dsn)) as questions:
+def _together(used: list[Used]) -> Used:
+    """Of all receivers; their peaks as if they had come at the same moment."""
+    return Used(round(sum(one.peak_mb for one in used), 1), round(sum(one.cpu_seconds for one in used), 3))
+
+
+async def _spike(order: Order, dsn: str) -> tuple[Driven, Asked]:
+    async with asking(order.ports[0], await prepared(dsn)) as questions:
         driven = await _driven(order)
     return driven, await questions.ended()
 

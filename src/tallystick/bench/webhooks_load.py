@@ -1,11 +1,12 @@
-"""The load of `tally bench webhooks`, in a process of its own: signed webhooks over HTTP to one receiver.
+"""The load of `tally bench webhooks`, in a process of its own: signed webhooks over HTTP to one or several receivers.
 
 python -m tallystick.bench.webhooks_load ORDER     ORDER is JSON (`Order`); prints one line of JSON (`Driven`)
 
     closed   each connection sends the next when the last was answered
     open     by schedule, whatever the receiver does; waiting counts from the planned moment, also for a connection
 
-Requests are signed before the clock starts, but for a spike, which is larger than anybody's memory.
+Connections are shared out over the receivers as a balancer would. Requests are signed before the clock starts, but for
+a spike, which is larger than anybody's memory.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Final
 
 import msgspec
@@ -34,7 +36,7 @@ _OK: Final = b"HTTP/1.1 200 "
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What to send, and how. `count`: requests in all, repetitions included; `rate` 0: a closed loop."""
 
-    port: int
+    ports: tuple[int, ...]
     path: str
     secret: str
     seed: int
@@ -166,8 +168,8 @@ class _Load:
     async def drive(self) -> Driven:
         loop = asyncio.get_running_loop()
         clients = []
-        for _ in range(self._order.connections):
-            _, client = await loop.create_connection(lambda: _Client(self), "127.0.0.1", self._order.port)
+        for _, port in zip(range(self._order.connections), cycle(self._order.ports), strict=False):
+            _, client = await loop.create_connection(lambda: _Client(self), "127.0.0.1", port)
             clients.append(client)
         gc.collect()
         gc.freeze()

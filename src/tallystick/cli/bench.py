@@ -41,6 +41,7 @@ class Size:
     # Of `webhooks`; 0: not measured.
     open_seconds: float
     spike: int
+    receivers: int
 
 
 _GROWN_ROWS = 200_000
@@ -69,7 +70,13 @@ BENCHES: dict[str, Bench] = {
     "saga": lambda on, size: saga(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "checkout": lambda on, size: checkout(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "webhooks": lambda on, size: webhooks(
-        on, seconds=size.seconds, runs=size.runs, seed=size.seed, open_seconds=size.open_seconds, spike=size.spike
+        on,
+        seconds=size.seconds,
+        runs=size.runs,
+        seed=size.seed,
+        open_seconds=size.open_seconds,
+        spike=size.spike,
+        receivers=size.receivers,
     ),
 }
 
@@ -109,6 +116,13 @@ _COLLECT_EVERY = 50_000
     show_default=True,
     type=click.IntRange(min=0),
     help="With `webhooks`: so many as fast as they are taken, to see the receiver's memory; 0: none.",
+)
+@click.option(
+    "--receivers",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 16),
+    help="With `webhooks`: processes that receive, each on a port of its own, as behind a balancer.",
 )
 @click.option("--json", "as_json", is_flag=True, help='{"bench","value","unit","baseline","ratio",...}')
 def bench(name: str, *, hot: bool, over_http: bool, as_json: bool, **size: Any) -> None:  # noqa: ANN401 - as click gives them
