@@ -16,7 +16,7 @@ _LONGEST_HEAD: Final = 16 * 1024
 # An answer longer than this is not read, and its connection not kept: nothing in it is of interest.
 _LONGEST_BODY: Final = 64 * 1024
 # Idle connections of one receiver.
-_MOST_KEPT: Final = 256
+_MOST_KEPT: Final = 64
 _RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: *(\d{1,6})\r\n", re.IGNORECASE)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9}) *\r\n", re.IGNORECASE)
 _CLOSING: Final = re.compile(rb"\r\nconnection: *close *\r\n", re.IGNORECASE)

@@ -31,7 +31,7 @@ from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
 # Attempts under way at once, of each dialect: a receiver that stores many in one commit answers them together.
-MOST_AT_ONCE: Final = 256
+MOST_AT_ONCE: Final = 64
 # Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
 # than the calls that have something to tell. Whoever asked for everything due (`drain`) does not wait.
 AFTER_FAILURE: Final = 0.05
