@@ -1,6 +1,6 @@
 -- LATERAL with OFFSET 0, or with a lock, is a probe of an index for each row, whatever the planner thinks of a table that
--- was empty when it planned: a plan is made once for each connection. Written so (operation_type || '') that no partial index
--- is read through as a whole beside the one that finds the row.
+-- was empty when it planned: a plan is made once for each connection. Written so (operation_type || '') that no partial
+-- index is read through as a whole beside the one that finds the row.
 
 -- name: charges_by_id
 SELECT g.place, l.tenant_id, t.name AS tenant, l.order_id, l.idempotency_key, l.status, l.payment_intent_id

@@ -211,8 +211,8 @@ class WebhookProtocol(BoundedProtocol):
 
     def _field(self, line: bytes) -> Field | None:
         """A line of a head, if it is an ordinary one."""
-        written, _, given = line.partition(b": ")
-        name = self._names.get(written)
+        spelled, _, given = line.partition(b": ")
+        name = self._names.get(spelled)
         if name is not None and given.isascii():
             # What the pattern below asks of a value, without its machinery: printable, and no spaces around it.
             value = given.decode("ascii")
@@ -228,7 +228,7 @@ class WebhookProtocol(BoundedProtocol):
             if len(self._fields) >= _MOST_LINES:
                 self._fields.clear()
             self._fields[line] = field
-        elif field[0] != _LENGTH and len(written) <= _MOST_NAME_BYTES:
+        elif field[0] != _LENGTH and len(match[1]) <= _MOST_NAME_BYTES:
             if len(self._names) >= _MOST_LINES:
                 self._names.clear()
             self._names[match[1]] = field[0]
