@@ -5,7 +5,10 @@ its time never comes back, so one whose time was taken ahead is not lent again.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tallystick.providers.simulator.process import RunningSimulator, start
 from tests.providers.worlds import Control
@@ -17,6 +20,14 @@ def started(folder: Path) -> RunningSimulator:
     """One with empty books in that folder, or the one that is lent."""
     lent = os.environ.get(LENT)
     return Borrowed(lent) if lent is not None else start(folder / "books.sqlite", log=folder / "log")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
+    """One for a module alone: its time goes ahead there, or must not be ahead by what others did."""
+    running = started(tmp_path_factory.mktemp("simulator"))
+    yield running
+    running.stop()
 
 
 class Borrowed(RunningSimulator):

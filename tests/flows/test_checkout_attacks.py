@@ -1,7 +1,7 @@
 """What a hostile reviewer got away with in checkout: each of these lost money, lied, or held up everybody."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -10,13 +10,12 @@ import pytest
 from tallystick.core.saga import Policy
 from tallystick.core.settlement import Transferred
 from tallystick.flows.events import Processed
-from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.store import backorder, checkout_policy, payment_break, webhook
 from tallystick.store import refund as refunds
 from tallystick.store import saga as store
 from tallystick.store.migrate import migrate
-from tests import servers
+from tests import servers, simulators
 from tests.ledgers import broken, fetchval
 from tests.orders import execute
 from tests.payments import CHARGING, age
@@ -28,13 +27,8 @@ PRICE = 25_000_000
 ADYEN = next(world for world in CHARGING if world.name == "adyen")
 
 
-@pytest.fixture(scope="module")
-def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
-    """Of its own: its time goes ahead here, and never comes back."""
-    folder = tmp_path_factory.mktemp("simulator")
-    running = start(folder / "books.sqlite", log=folder / "log")
-    yield running
-    running.stop()
+# Its time goes ahead here, and never comes back.
+payouts_simulator = simulators.own
 
 
 @pytest.fixture(scope="module")

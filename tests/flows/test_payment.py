@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.provider import Answer, Charge, Sending
 from tallystick.engine.port import Lost
 from tallystick.errors import Busy
-from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
 from tallystick.store.payment import Click, ClickWork, RecordWork, Result
@@ -33,12 +32,8 @@ DECLINED = {
 }
 
 
-@pytest.fixture(scope="module")
-def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
-    """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
-    running = simulators.started(tmp_path_factory.mktemp("simulator"))
-    yield running
-    running.stop()
+# Lists are asked for by our time, and other tests take theirs far ahead.
+payouts_simulator = simulators.own
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """Charges that a process left behind are finished by whoever comes next; none is sent for an order that has ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
 from tallystick.errors import RestoredDatabase
 from tallystick.flows.payment import Collected
-from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.store.migrate import migrate
 from tallystick.store.order import OrderView
 from tests import servers, simulators
@@ -18,13 +17,8 @@ from tests.payments import CHARGING, Checkout, age, charged, checkout
 from tests.providers.worlds import Control, World
 from tests.settlements import empty, superuser
 
-
-@pytest.fixture(scope="module")
-def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
-    """Of its own: lists are asked for by our time, and other tests take theirs far ahead."""
-    running = simulators.started(tmp_path_factory.mktemp("simulator"))
-    yield running
-    running.stop()
+# Lists are asked for by our time, and other tests take theirs far ahead.
+payouts_simulator = simulators.own
 
 
 @pytest.fixture(scope="module")

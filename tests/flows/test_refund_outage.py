@@ -1,25 +1,18 @@
 """Refunds while a provider is out of order: they are sent again under the same key, and go back once."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
-from tests import servers
+from tests import servers, simulators
 from tests.ledgers import broken
 from tests.payments import age
 from tests.providers.worlds import Control
 from tests.sagas import Desk, desk
 
-
-@pytest.fixture(scope="module")
-def payouts_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSimulator]:
-    """Of its own: its time goes ahead here, and never comes back."""
-    folder = tmp_path_factory.mktemp("simulator")
-    running = start(folder / "books.sqlite", log=folder / "log")
-    yield running
-    running.stop()
+# Its time goes ahead here, and never comes back.
+payouts_simulator = simulators.own
 
 
 @pytest.fixture

@@ -117,6 +117,28 @@ def test_what_raises_is_undone_alone(books: Books) -> None:
     assert books.switch("fact") == "a"
 
 
+@pytest.mark.parametrize("with_savepoint", [True, False], ids=["savepoint", "one statement"])
+async def test_a_full_disk_undoes_the_neighbours_and_they_are_told(books: Books, *, with_savepoint: bool) -> None:
+    """SQLite then ends the whole transaction: who heard of a commit would have been told of what is not there."""
+    books.execute("CREATE TABLE filler (bytes BLOB)")
+    books.commit()
+    (pages,) = books.execute("PRAGMA page_count").fetchone()
+    books.execute(f"PRAGMA max_page_count = {pages + 2}")
+    books.commit()
+    books.insert(entry("tr_1"))
+    neighbour = books.committed()
+    filling = "INSERT INTO filler (bytes) VALUES (zeroblob(?))", (1_000_000,)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        if with_savepoint:
+            with books.alone():
+                books.execute(*filling)
+        else:
+            books.execute_alone(*filling)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await neighbour
+    assert books.find("stripe", "transfer") == []
+
+
 def test_ids_are_unique_also_after_a_rollback_and_a_restart(tmp_path: Path) -> None:
     told: list[str] = []
     for _ in range(3):

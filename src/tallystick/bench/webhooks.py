@@ -71,22 +71,16 @@ async def webhooks(
     ours: list[Measured] = []
     theirs: list[Measured] = []
     details: Details = {}
+    sides: tuple[tuple[Side, list[Measured], int], ...] = (
+        ("ours", ours, _PREPARED_PER_SECOND),
+        ("baseline", theirs, _BASELINE_PREPARED_PER_SECOND),
+    )
     async with ground.server(settings) as dsn:
         for run in range(runs):
-            for side, found, rate in (
-                ("ours", ours, _PREPARED_PER_SECOND),
-                ("baseline", theirs, _BASELINE_PREPARED_PER_SECOND),
-            ):
+            for side, found, rate in sides:
                 count = int(seconds * rate)
                 found.append(
-                    await _measured(
-                        dsn,
-                        side,  # type: ignore[arg-type]
-                        seed=seed + run,
-                        count=count,
-                        seconds=seconds,
-                        receivers=receivers,
-                    )
+                    await _measured(dsn, side, seed=seed + run, count=count, seconds=seconds, receivers=receivers)
                 )
         if open_seconds:
             details |= _by_schedule(
