@@ -1,8 +1,10 @@
 """What goes wrong inside the simulator: it is said or tried again, and stays where it went wrong. One process."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tallystick.providers.simulator.dialect import Endpoint, Reply, Request
+from tallystick.providers.simulator.books import Books, Entry
+from tallystick.providers.simulator.dialect import Call, Endpoint, Reply, Request
 from tallystick.providers.simulator.dialects import every_dialect
+from tallystick.providers.simulator.posting import Posting
 from tallystick.providers.simulator.server import Simulator
+from tallystick.providers.simulator.stripe.api import Stripe
 from tallystick.providers.simulator.webhooks import AFTER_FAILURE, MOST_AT_ONCE
 from tests.simulator.station import SECRET, Receiver
 
@@ -142,3 +147,91 @@ async def test_two_jumps_at_once_are_their_sum(simulator: Simulator) -> None:
     jump = b'{"advance_seconds": 10}'
     await asyncio.gather(*(control(simulator, "POST", "clock", jump) for _ in range(2)))
     assert simulator.clock.offset_seconds == 20
+
+
+class _Told:
+    """In place of a client's connection."""
+
+    def __init__(self) -> None:
+        self.reply: Reply | None = None
+
+    def answer(self, reply: Reply) -> None:
+        self.reply = reply
+
+
+@pytest.mark.parametrize("is_halfway", [True, False], ids=["halfway", "before it changed anything"])
+async def test_a_call_that_fails_takes_its_turn_with_it_only_if_it_changed_something(
+    simulator: Simulator, *, is_halfway: bool
+) -> None:
+    """Nobody is told of what was undone: not the one that failed, and not those of the same commit."""
+
+    def good(books: Books, now: datetime) -> Reply:
+        books.insert(Entry("stripe", "transfer", "tr_good", "", "", 5, "usd", "moved", now, {}))
+        return Reply(200)
+
+    def bad(books: Books, now: datetime) -> Reply:
+        if is_halfway:
+            books.insert(Entry("stripe", "transfer", "tr_bad", "", "", 5, "usd", "moved", now, {}))
+        raise RuntimeError("a bug")
+
+    class Broken(Stripe):
+        def route(self, request: Request) -> Call | Reply:
+            return Call("transfer", bad if request.path == "/bad" else good)
+
+    told = [_Told(), _Told()]
+    for path, exchange in zip(("/good", "/bad"), told, strict=True):
+        simulator._handling.handle(Broken(), Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
+    await until(lambda: all(exchange.reply is not None for exchange in told))
+    statuses = [exchange.reply.status for exchange in told if exchange.reply is not None]
+    assert statuses == ([500, 500] if is_halfway else [200, 500])
+    assert [each.id for each in simulator.books.find("stripe", "transfer")] == ([] if is_halfway else ["tr_good"])
+
+
+async def test_no_webhook_leaves_before_its_commit(
+    simulator: Simulator, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would tell of what a SIGKILL can still undo. Each commit's callbacks make the next change at once."""
+    simulator.set_endpoints({"stripe": Endpoint(receiver.url, (SECRET,))})
+    uncommitted: list[bool] = []
+    post = Posting.post
+
+    def watched(self: Posting, *given: Any, **more: Any) -> Any:
+        uncommitted.append(simulator.books._connection.in_transaction)
+        return post(self, *given, **more)
+
+    monkeypatch.setattr(Posting, "post", watched)
+
+    def at_once(number: int, _error: sqlite3.Error | None) -> None:
+        emit(simulator, "stripe", f"evt_after_{number}")
+
+    for number in range(20):
+        emit(simulator, "stripe", f"evt_{number}")
+        simulator.books.after_commit(partial(at_once, number))
+        await simulator.books.committed()
+    await until(lambda: len(receiver.received) == 40)
+    assert uncommitted == [False] * 40
+
+
+async def test_an_attempt_that_outlasts_its_gap_is_made_again(simulator: Simulator) -> None:
+    """It is then due before others that were sent meanwhile."""
+    answers, bodies = asyncio.Queue[int](), list[bytes]()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        bodies.append(await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0])))
+        status = 200 if b"evt_2" in bodies[-1] else await answers.get()
+        writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        simulator.set_endpoints({"stripe": Endpoint(f"http://127.0.0.1:{port}/", (SECRET,))})
+        emit(simulator, "stripe", "evt_1")
+        await until(lambda: bodies)
+        simulator.clock.advance(100_000)
+        simulator.clock.step(None)
+        emit(simulator, "stripe", "evt_2")
+        await until(lambda: deliveries(simulator)[1][1] == "delivered")
+        answers.put_nowait(500)
+        answers.put_nowait(200)
+        await until(lambda: deliveries(simulator)[0][1:3] == ("delivered", 2))

@@ -25,7 +25,7 @@ _FIRST_ID: Final = 1_000_000_001
 _ID_BLOCK: Final = 5_000
 # Held in memory.
 _MOST_BALANCES: Final = 10_000
-_MOST_EVENTS: Final = 5_000
+_MOST_BODIES: Final = 5_000
 # A limit that is none, as SQLite understands it.
 EVERY: Final = -1
 _EARLIEST: Final = -(2**63)
@@ -49,8 +49,8 @@ class Books(File):
         self._settings: dict[str, str | None] = {}
         self._endpoints: dict[str, Endpoint | None] = {}
         self._balances: dict[tuple[str, str, str], int | None] = {}
-        # Rows of events that were stored lately: most are sent a moment later.
-        self._events: dict[tuple[str, str], tuple[Any, ...]] = {}
+        # Of events that were stored lately, what is sent: most are, a moment later.
+        self._bodies: dict[tuple[str, str], bytes] = {}
         self._next_id = self._last_id = 0
         # Told of each stored event whose dialect has an endpoint, and queues its delivery.
         self.announce: Callable[[Event], None] = lambda _event: None
@@ -63,7 +63,7 @@ class Books(File):
         self._settings.clear()
         self._endpoints.clear()
         self._balances.clear()
-        self._events.clear()
+        self._bodies.clear()
 
     def reset(self) -> None:
         """Empty books: what a test starts from. Ids and time go on."""
@@ -78,6 +78,7 @@ class Books(File):
         self.execute(
             _SQL["insert_entry"],
             (
+                self.next_number(),
                 entry.dialect,
                 entry.kind,
                 entry.id,
@@ -193,15 +194,23 @@ class Books(File):
     def store_event(self, event: Event) -> None:
         """Without telling anybody."""
         at, body = to_microseconds(event.created_at), _encode(event.body)
-        row = (event.dialect, event.type, event.id, event.object_id, at, body)
-        self.execute(_SQL["insert_event"], row)
-        if len(self._events) >= _MOST_EVENTS:
-            self._events.clear()
-        self._events[event.dialect, event.id] = row
+        values = (event.dialect, event.type, event.id, event.object_id, at, body)
+        self.execute(_SQL["insert_event"], (self.next_number(), *values))
+        if len(self._bodies) >= _MOST_BODIES:
+            self._bodies.clear()
+        self._bodies[event.dialect, event.id] = body
 
     def event(self, dialect: str, event_id: str) -> Event | None:
-        row = self._events.get((dialect, event_id)) or self.execute(_SQL["get_event"], (dialect, event_id)).fetchone()
+        row = self.execute(_SQL["get_event"], (dialect, event_id)).fetchone()
         return None if row is None else _event(row)
+
+    def event_body(self, dialect: str, event_id: str) -> bytes | None:
+        """What is sent of an event, as JSON; None: there is none."""
+        known = self._bodies.get((dialect, event_id))
+        if known is not None:
+            return known
+        row = self.read(_SQL["get_event_body"], (dialect, event_id)).fetchone()
+        return None if row is None else bytes(row[0])
 
     def events(
         self,
@@ -231,12 +240,16 @@ class Books(File):
 
     def next_id(self, prefix: str) -> str:
         """A new id: the prefix and at least ten digits. Unique over all prefixes, and across restarts."""
+        return f"{prefix}{self.next_number()}"
+
+    def next_number(self) -> int:
+        """A number that was never given before, and is larger than those that were."""
         if self._next_id == self._last_id:
             self._next_id = int(self.setting("next_id") or _FIRST_ID)
             self._last_id = self._next_id + _ID_BLOCK
             self.put_setting("next_id", str(self._last_id))
         self._next_id += 1
-        return f"{prefix}{self._next_id - 1}"
+        return self._next_id - 1
 
     def setting(self, name: str) -> str | None:
         """A stored word of the simulator itself."""

@@ -10,7 +10,7 @@ the reply leaves, so what a client was told survives a SIGKILL of the simulator.
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -121,8 +121,8 @@ class Dialect(Protocol):
         Raises KeyError for an action or object this dialect does not have.
         """
 
-    def notification(self, event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> "Notification":
-        """The signed HTTP request for one stored event."""
+    def notification(self, event: bytes, endpoint: Endpoint, sent_at: datetime) -> "Notification":
+        """The signed HTTP request for one event, which is JSON as it is stored."""
 
 
 class Notification(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ requests of that turn, and only then do their replies leave. So a client was nev
 only a power cut could lose it.
 
     request ─┐
-    request ─┼─> transaction ─> commit (next turn) ─> replies
-    request ─┘      each in a SAVEPOINT: one that raises is rolled back alone
+    request ─┼─> transaction ─> commit (next turn) ─> what watches it ─> replies
+    request ─┘      one that raises is rolled back: alone where it has a SAVEPOINT, else with its whole turn
 """
 
 import asyncio
@@ -37,6 +37,9 @@ class File:
         self._connection.execute("PRAGMA temp_store=MEMORY")
         self._undone: sqlite3.Error | None = None
         self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
+        self._is_ending = False
+        # Called first at the end of each turn: at that moment the file holds nothing that is not committed.
+        self.watch: Callable[[sqlite3.Error | None], None] = lambda _error: None
 
     def close(self) -> None:
         """Commit what is open, then close."""
@@ -47,6 +50,10 @@ class File:
         """Run one statement in the current transaction, which it opens if there is none."""
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection.execute(sql, values)
+
+    def read(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        """Ask, in the current transaction if there is one; without opening one."""
         return self._connection.execute(sql, values)
 
     @contextmanager
@@ -62,6 +69,21 @@ class File:
             self._failed(error)
             raise
         self._connection.execute("RELEASE alone")
+
+    @property
+    def changes(self) -> int:
+        """How many rows were changed so far; for `undo_turn`."""
+        return self._connection.total_changes
+
+    def undo_turn(self, changes: int, error: BaseException) -> None:
+        """Something failed halfway that had no savepoint of its own: what it changed goes, and the turn with it.
+
+        All of the turn are told so. If it has changed nothing since `changes`, neither do we.
+        """
+        if self._connection.total_changes != changes:
+            self._connection.rollback()
+            self._undone = sqlite3.OperationalError(f"undone together with a call that failed: {type(error).__name__}")
+            self.forget_what_was_read()
 
     def execute_alone(self, sql: str, values: Sequence[Any]) -> None:
         """`alone` for one statement, which SQLite undoes by itself: without the savepoint."""
@@ -83,9 +105,14 @@ class File:
         All of one turn of the event loop share one commit. Called from the commit itself: work that comes after it
         belongs to the next.
         """
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._end_turn)
+        self.end_turn()
         self._waiting.append(callback)
+
+    def end_turn(self) -> None:
+        """Commit at the end of this turn of the event loop, even if nobody waits for it."""
+        if not self._is_ending:
+            self._is_ending = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
     def committed(self) -> asyncio.Future[None]:
         """Done when everything up to now is safe."""
@@ -110,12 +137,14 @@ class File:
     def _end_turn(self) -> None:
         waiting, self._waiting = self._waiting, []
         failed, self._undone = self._undone, None
+        self._is_ending = False
         try:
             self.commit()
         except sqlite3.Error as error:
             self._connection.rollback()
             self.forget_what_was_read()
             failed = error
+        self.watch(failed)
         for callback in waiting:
             callback(failed)
 

@@ -4,11 +4,10 @@ Connections are kept for the next: opening one costs both ends more than the web
 """
 
 import asyncio
-import contextlib
 import re
 from collections import deque
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,8 +19,6 @@ _MOST_KEPT: Final = 64
 _RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: *(\d{1,6})\r\n", re.IGNORECASE)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9}) *\r\n", re.IGNORECASE)
 _CLOSING: Final = re.compile(rb"\r\nconnection: *close *\r\n", re.IGNORECASE)
-
-_Place = tuple[str, str]
 
 
 class NotDelivered(Exception):
@@ -39,58 +36,149 @@ class Posting:
     """Posts to any number of receivers, one request at a time on each connection."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Place, deque[_Wire]] = {}
+        self._receivers: dict[str, _Receiver] = {}
+        self._open: set[_Post] = set()
 
-    async def post(self, url: str, headers: tuple[tuple[str, str], ...], body: bytes, *, seconds: float) -> Answered:
-        """Raises NotDelivered."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._post(url, headers, body)
-        except TimeoutError:
-            raise NotDelivered(f"no answer within {seconds:g} s") from None
-        except (OSError, ValueError) as error:
-            raise NotDelivered(f"{type(error).__name__}: {error}") from error
+    def post(
+        self, url: str, headers: tuple[tuple[str, str], ...], body: bytes, *, seconds: float
+    ) -> "asyncio.Future[Answered]":
+        """What the receiver says, or NotDelivered. Raises ValueError for an address that is none."""
+        receiver = self._receivers.get(url)
+        if receiver is None:
+            receiver = self._receivers[url] = _Receiver(url)
+        post = _Post(receiver, receiver.request(headers, body), seconds, self._open)
+        post.begin()
+        return post.answer
 
     def close(self) -> None:
-        """Close what is kept."""
-        for kept in self._kept.values():
-            for wire in kept:
-                wire.close()
-        self._kept.clear()
+        """Break off what is under way, close what is kept."""
+        for post in list(self._open):
+            post.break_off()
+        for receiver in self._receivers.values():
+            receiver.close()
+        self._receivers.clear()
 
-    async def _post(self, url: str, headers: tuple[tuple[str, str], ...], body: bytes) -> Answered:
+
+class _Receiver:
+    """One address, and the connections to it that nobody uses at the moment."""
+
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        place = parts.scheme, parts.netloc
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        lines = [f"POST {target} HTTP/1.1", f"host: {parts.netloc}", f"content-length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers]
-        request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-        wire = self._taken(place)
-        if wire is not None:
-            # A receiver may close a kept connection at any moment: it has then not answered, and is told again.
-            with contextlib.suppress(ConnectionError):
-                return await self._exchanged(place, wire, request)
-        return await self._exchanged(place, await _opened(parts), request)
+        self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        self._kept: deque[_Wire] = deque()
 
-    def _taken(self, place: _Place) -> "_Wire | None":
-        kept = self._kept.get(place)
-        while kept:
-            wire = kept.pop()
+    def request(self, headers: tuple[tuple[str, str], ...], body: bytes) -> bytes:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        return f"{self._head}content-length: {len(body)}\r\n{lines}\r\n".encode("latin-1") + body
+
+    def taken(self) -> "_Wire | None":
+        while self._kept:
+            wire = self._kept.pop()
             if not wire.is_over:
                 return wire
         return None
 
-    async def _exchanged(self, place: _Place, wire: "_Wire", request: bytes) -> Answered:
-        is_kept = False
+    def give_back(self, wire: "_Wire") -> None:
+        if len(self._kept) < _MOST_KEPT:
+            self._kept.append(wire)
+        else:
+            wire.close()
+
+    async def opened(self) -> "_Wire":
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(_Wire, self._host, self._port, ssl=True if self._secure else None)
+        return wire
+
+    def close(self) -> None:
+        for wire in self._kept:
+            wire.close()
+
+
+class _Post:
+    """One request until its answer, its deadline, or the end of it all.
+
+    On a connection that was kept, if there is one. A receiver may close that at any moment: it has then not answered,
+    and is told again on a new one.
+    """
+
+    def __init__(self, receiver: _Receiver, request: bytes, seconds: float, open_: "set[_Post]") -> None:
+        loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Answered] = loop.create_future()
+        self._receiver = receiver
+        self._request = request
+        self._seconds = seconds
+        self._timer = loop.call_later(seconds, self._expire)
+        self._open = open_
+        self._wire: _Wire | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_second_hand = False
+
+    def begin(self) -> None:
+        self._open.add(self)
+        wire = self._receiver.taken()
+        if wire is None:
+            self._begin_anew()
+        else:
+            self._is_second_hand = True
+            self._wire = wire
+            wire.ask(self, self._request)
+
+    def said(self, answered: Answered, *, is_kept: bool) -> None:
+        """The wire has read it, and can be used again or not."""
+        wire = self._ended()
+        if wire is not None and is_kept:
+            self._receiver.give_back(wire)
+        elif wire is not None:
+            wire.close()
+        if not self.answer.done():
+            self.answer.set_result(answered)
+
+    def lost(self, error: Exception) -> None:
+        """The wire is of no use any more."""
+        if self._is_second_hand and isinstance(error, ConnectionError):
+            self._is_second_hand = False
+            self._begin_anew()
+        else:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def break_off(self) -> None:
+        """Nobody is told."""
+        self.answer.cancel()
+        self._fail("broken off")
+
+    def _begin_anew(self) -> None:
+        self._wire = None
+        self._opening = asyncio.get_running_loop().create_task(self._ask_anew())
+
+    async def _ask_anew(self) -> None:
         try:
-            answered, is_kept = await wire.ask(request)
-            return answered
-        finally:
-            kept = self._kept.setdefault(place, deque())
-            if is_kept and len(kept) < _MOST_KEPT:
-                kept.append(wire)
-            else:
-                wire.close()
+            self._wire = await self._receiver.opened()
+        except (OSError, ValueError) as error:
+            self.lost(error)
+        else:
+            self._wire.ask(self, self._request)
+
+    def _expire(self) -> None:
+        self._fail(f"no answer within {self._seconds:g} s")
+
+    def _fail(self, why: str) -> None:
+        wire = self._ended()
+        if wire is not None:
+            wire.close()
+        if self._opening is not None:
+            self._opening.cancel()
+        if not self.answer.done():
+            self.answer.set_exception(NotDelivered(why))
+
+    def _ended(self) -> "_Wire | None":
+        self._timer.cancel()
+        self._open.discard(self)
+        wire, self._wire = self._wire, None
+        return wire
 
 
 class _Wire(asyncio.Protocol):
@@ -99,23 +187,23 @@ class _Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._came = b""
-        self._answer: asyncio.Future[tuple[Answered, bool]] | None = None
+        self._post: _Post | None = None
         # Of an answer whose head is read: the head, and what its body still lacks.
         self._head: Answered | None = None
         self._missing = 0
         self.is_over = False
 
-    def ask(self, request: bytes) -> "asyncio.Future[tuple[Answered, bool]]":
-        """What the receiver said, and whether the connection can be used again."""
-        answer = self._answer = asyncio.get_running_loop().create_future()
+    def ask(self, post: _Post, request: bytes) -> None:
+        self._post = post
         if self._transport is None or self.is_over:
-            answer.set_exception(ConnectionResetError("the connection was closed"))
+            self._lose(ConnectionResetError("the connection was closed"))
         else:
             self._transport.write(request)
-        return answer
 
     def close(self) -> None:
+        """Whoever closes it wants to hear nothing more."""
         self.is_over = True
+        self._post = None
         if self._transport is not None:
             self._transport.close()
 
@@ -127,11 +215,11 @@ class _Wire(asyncio.Protocol):
         if self._head is not None:
             # It has answered all the same.
             self._tell(self._head, is_kept=False)
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_exception(exc or ConnectionResetError("it was closed without an answer"))
+        else:
+            self._lose(exc or ConnectionResetError("it was closed without an answer"))
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
+        if self._post is None:
             # What nobody asked for would be taken for the next answer.
             self.close()
         elif self._head is not None:
@@ -139,11 +227,11 @@ class _Wire(asyncio.Protocol):
         else:
             self._came += data
             try:
-                self._read_head(self._answer)
+                self._read_head()
             except ValueError as error:
-                self._answer.set_exception(error)
+                self._lose(error)
 
-    def _read_head(self, answer: "asyncio.Future[tuple[Answered, bool]]") -> None:
+    def _read_head(self) -> None:
         end = self._came.find(b"\r\n\r\n")
         if end < 0:
             if len(self._came) > _LONGEST_HEAD:
@@ -157,7 +245,7 @@ class _Wire(asyncio.Protocol):
         answered = Answered(int(status), None if asked is None else float(asked.group(1)))
         length = _LENGTH.search(head)
         if version != b"HTTP/1.1" or length is None or int(length[1]) > _LONGEST_BODY or _CLOSING.search(head):
-            answer.set_result((answered, False))
+            self._tell(answered, is_kept=False)
             return
         self._head, self._missing = answered, int(length[1])
         self._read_body(answered, rest)
@@ -170,13 +258,12 @@ class _Wire(asyncio.Protocol):
 
     def _tell(self, answered: Answered, *, is_kept: bool) -> None:
         self._head = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((answered, is_kept))
+        post, self._post = self._post, None
+        if post is not None:
+            post.said(answered, is_kept=is_kept)
 
-
-async def _opened(parts: SplitResult) -> _Wire:
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(_Wire, parts.hostname or "", port, ssl=True if secure else None)
-    return wire
+    def _lose(self, error: Exception) -> None:
+        post, self._post = self._post, None
+        self.close()
+        if post is not None:
+            post.lost(error)

@@ -92,6 +92,7 @@ class Simulator:
             raise NotLoopback(f"{host} is not loopback, and the control API has no password")
         self._host = host
         self.books.announce = self._webhooks.announce
+        self.books.watch = self._webhooks.watch
         self.books.wake = self._awake.set
         self.books.commit()
         loop = asyncio.get_running_loop()
@@ -111,7 +112,7 @@ class Simulator:
             self._server.close()
         for connection in list(self._connections):
             connection.close()
-        await self._webhooks.stop()
+        self._webhooks.stop()
         self.books.close()
 
     def _handle(self, request: Request, exchange: Exchange) -> None:
@@ -177,7 +178,7 @@ class Simulator:
         self._awake.clear()
         self._run_agenda()
         await self.books.committed()
-        rest = self._webhooks.start_due()
+        rest = self._webhooks.rest()
         wait = min(self._until_next(), _LONGEST_WAIT if rest is None else rest)
         # Not wait_for: when the event comes at the moment we are cancelled, Python 3.11's forgets the cancelling.
         with contextlib.suppress(TimeoutError):

@@ -6,10 +6,9 @@ late, reordered ─ one, at another time    stale, future, two_signatures ─ on
 
 import hashlib
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from cryptography.hazmat.primitives import serialization
@@ -62,10 +61,10 @@ def is_sent_once(trick: str) -> bool:
     return trick in _BESIDE
 
 
-def notification(
-    dialect: Dialect, event: Mapping[str, Any], endpoint: Endpoint, *, now: datetime, trick: str
-) -> Notification:
+def notification(dialect: Dialect, event: bytes, endpoint: Endpoint, *, now: datetime, trick: str) -> Notification:
     """The signed request, made wrong in this way."""
+    if not trick:
+        return dialect.notification(event, endpoint, now)
     name, _, seconds = trick.partition(":")
     if name in _BESIDE:
         secrets = tuple(foreign_secret(secret, name) for secret in endpoint.secrets[:1])

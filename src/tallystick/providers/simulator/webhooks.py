@@ -15,6 +15,7 @@ import logging
 import sqlite3
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from tallystick.providers.simulator.books import Books
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Dialect
 from tallystick.providers.simulator.faults import Faults, Strike
-from tallystick.providers.simulator.posting import Answered, NotDelivered, Posting
+from tallystick.providers.simulator.posting import Answered, Posting
 from tallystick.providers.simulator.records import Event, from_microseconds, to_microseconds
 from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
@@ -45,6 +46,10 @@ _GOOD: Final = range(200, 300)
 _CLIENT_ERRORS: Final = range(400, 500)
 # One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
 IN_ORDER: Final = frozenset({"adyen"})
+_NOTHING: Final = (-1, -1)
+# In place of a time: it must be asked for; there is none.
+_UNKNOWN: Final = -1
+_NEVER: Final = 2**63 - 1
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -56,6 +61,24 @@ class Delivery(msgspec.Struct, frozen=True):
     event_id: str
     trick: str
     attempts: int
+    due_at: int
+
+
+class _Queue:
+    """What is known of a dialect's deliveries without asking the books."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, asyncio.Future[Answered] | None] = {}
+        # All that are due and not after this one, as (due_at, number), were begun.
+        self.begun = _NOTHING
+        # Whether the books have no other that is due.
+        self.is_read = False
+
+    def read_again(self, *, from_the_start: bool) -> None:
+        """One was added after those that were begun, or, from the start, maybe before them."""
+        self.is_read = False
+        if from_the_start:
+            self.begun = _NOTHING
 
 
 class Webhooks:
@@ -67,7 +90,13 @@ class Webhooks:
         self._faults = faults
         self._dialects = dialects
         self._posting = Posting()
-        self._under_way: dict[str, dict[int, asyncio.Task[None]]] = {name: {} for name in dialects}
+        self._queues = {name: _Queue() for name in dialects}
+        # When the next of those will be due that are not yet, in microseconds.
+        self._later_at = _UNKNOWN
+        # Attempts whose end this turn's commit makes safe.
+        self._recorded: list[Delivery] = []
+        # How many wait until nothing due is left.
+        self._hurrying = 0
         # Until when, in the loop's time, a dialect rests.
         self._failed_until: dict[str, float] = {}
         # Whether one may be held back: those of an earlier run are in the books.
@@ -82,7 +111,6 @@ class Webhooks:
             self._insert(self._twin(event), tricks.Planned(), now)
         for planned in tricks.planned(strike):
             self._insert(event, planned, now)
-        self._books.wake()
 
     def _struck(self, event: Event) -> Strike | None:
         if not self._faults.has_webhooks:
@@ -101,8 +129,15 @@ class Webhooks:
 
     def _insert(self, event: Event, planned: tricks.Planned, now: datetime) -> None:
         self._may_hold = self._may_hold or planned.trick == tricks.HELD
-        due_at = to_microseconds(now + timedelta(seconds=planned.after_seconds))
-        self._books.execute(_SQL["insert"], (event.dialect, event.id, planned.trick, due_at, planned.state))
+        due_at = to_microseconds(now)
+        if planned.after_seconds:
+            due_at = to_microseconds(now + timedelta(seconds=planned.after_seconds))
+            self._later_at = _UNKNOWN
+            self._books.wake()
+        values = (event.dialect, event.id, planned.trick, due_at, planned.state)
+        self._books.execute(_SQL["insert"], (self._books.next_number(), *values))
+        self._queues[event.dialect].read_again(from_the_start=False)
+        self._books.end_turn()
 
     def resend(self, dialect: str, event_id: str) -> None:
         """Send a stored event once more, by hand. Raises KeyError when there is none."""
@@ -110,77 +145,119 @@ class Webhooks:
         if event is None:
             raise KeyError(event_id)
         self._insert(event, tricks.Planned(), self._clock.now())
-        self._books.wake()
 
-    def start_due(self, *, patiently: bool = True) -> float | None:
-        """Begin every attempt that is due, as far as there is room. The books must be committed.
-
-        Patiently: not where one has just failed. Returns how many real seconds the next resting dialect still rests.
-        """
-        now = to_microseconds(self._clock.now())
-        waits = []
-        for dialect in self._dialects:
-            rest = self._rest(dialect, patiently=patiently)
-            if rest > 0:
-                waits.append(rest)
-                continue
-            for delivery in self._ready(dialect, now):
-                task = asyncio.create_task(self._attempt(delivery), name=f"webhook {delivery.number} {dialect}")
-                self._under_way[dialect][delivery.number] = task
-        return min(waits, default=None)
-
-    def _rest(self, dialect: str, *, patiently: bool) -> float:
-        until = self._unrecorded_until.get(dialect, 0.0)
-        if patiently:
-            until = max(until, self._failed_until.get(dialect, 0.0))
-        return until - asyncio.get_running_loop().time()
-
-    def _ready(self, dialect: str, now: int) -> list[Delivery]:
-        under_way = self._under_way[dialect]
-        if dialect in IN_ORDER:
-            if under_way or self._books.execute(_SQL["blocked"], (dialect, now)).fetchone() is not None:
-                return []
-            rows = self._books.execute(_SQL["head"], (dialect, now)).fetchall()
-        elif len(under_way) >= MOST_AT_ONCE:
-            return []
-        else:
-            # Those under way are still due, and may be the first.
-            rows = self._books.execute(_SQL["due"], (dialect, now, MOST_AT_ONCE + len(under_way))).fetchall()
-        found = [Delivery(*row) for row in rows if row[0] not in under_way]
-        return found[: MOST_AT_ONCE - len(under_way)]
-
-    async def _attempt(self, delivery: Delivery) -> None:
-        made_at, dialect = self._clock.now(), delivery.dialect
-        loop = asyncio.get_running_loop()
+    def watch(self, error: sqlite3.Error | None) -> None:
+        """A turn of the books has ended: what was recorded in it is safe, or undone, and what is due is begun."""
+        recorded, self._recorded = self._recorded, []
+        for delivery in recorded:
+            del self._queues[delivery.dialect].under_way[delivery.number]
+            if error is not None:
+                self._not_recorded(delivery, error)
         try:
-            answered, note = await self._send(delivery)
-            if answered is None or answered.status not in _GOOD:
-                self._failed_until[dialect] = loop.time() + AFTER_FAILURE
-            self._record(delivery, answered, note, made_at)
-            await self._books.committed()
+            self._start_due()
         except sqlite3.Error:
-            _LOG.exception("attempt %d of %s was made and could not be recorded", delivery.number, dialect)
-            self._unrecorded_until[dialect] = loop.time() + AFTER_UNRECORDED
-        finally:
-            del self._under_way[dialect][delivery.number]
+            _LOG.exception("the books do not tell what is due; they are asked again")
             self._books.wake()
 
-    async def _send(self, delivery: Delivery) -> tuple[Answered | None, str]:
-        event = self._books.event(delivery.dialect, delivery.event_id)
+    def _start_due(self) -> None:
+        """Begin every attempt that is due, as far as there is room."""
+        now = to_microseconds(self._clock.now())
+        if now >= self._later_at:
+            self._read_later(now)
+        for dialect, queue in self._queues.items():
+            if not queue.is_read and self._rest(dialect) <= 0:
+                for delivery in self._ready(dialect, queue, now):
+                    self._begin(delivery, queue)
+
+    def rest(self) -> float | None:
+        """How many real seconds the next resting dialect still rests; None: none does."""
+        rests = [self._rest(dialect) for dialect, queue in self._queues.items() if not queue.is_read]
+        return min((rest for rest in rests if rest > 0), default=None)
+
+    def _rest(self, dialect: str) -> float:
+        until = self._unrecorded_until.get(dialect, 0.0)
+        if not self._hurrying:
+            until = max(until, self._failed_until.get(dialect, 0.0))
+        return until - asyncio.get_running_loop().time() if until else 0.0
+
+    def _read_later(self, now: int) -> None:
+        """What was not due yet when it was last asked for may be due now."""
+        found = [self._books.read(_SQL["next"], (dialect, now)).fetchone()[0] for dialect in self._queues]
+        self._later_at = min((later_at for later_at in found if later_at is not None), default=_NEVER)
+        for queue in self._queues.values():
+            queue.is_read = False
+
+    def _ready(self, dialect: str, queue: _Queue, now: int) -> list[Delivery]:
+        if dialect in IN_ORDER:
+            if queue.under_way:
+                return []
+            is_blocked = self._books.read(_SQL["blocked"], (dialect, now)).fetchone() is not None
+            rows = [] if is_blocked else self._books.read(_SQL["head"], (dialect, now)).fetchall()
+            queue.is_read = not rows
+            return [Delivery(*row) for row in rows]
+        room = MOST_AT_ONCE - len(queue.under_way)
+        if room <= 0:
+            return []
+        # From the start, those under way are found once more: they are still due.
+        limit = MOST_AT_ONCE if queue.begun == _NOTHING else room
+        rows = self._books.read(_SQL["due"], (dialect, now, *queue.begun, limit)).fetchall()
+        found = [Delivery(*row) for row in rows if row[0] not in queue.under_way]
+        ready = found[:room]
+        queue.is_read = len(rows) < limit and len(ready) == len(found)
+        if ready:
+            queue.begun = ready[-1].due_at, ready[-1].number
+        return ready
+
+    def _begin(self, delivery: Delivery, queue: _Queue) -> None:
+        queue.under_way[delivery.number] = None
+        made_at = self._clock.now()
+        event = self._books.event_body(delivery.dialect, delivery.event_id)
         endpoint = self._books.endpoint(delivery.dialect)
         if event is None or endpoint is None:
-            return None, "no endpoint"
+            self._end(delivery, made_at, None, "no endpoint")
+            return
         dialect, now = self._dialects[delivery.dialect], self._clock.real_now()
         try:
-            notification = tricks.notification(dialect, event.body, endpoint, now=now, trick=delivery.trick)
+            notification = tricks.notification(dialect, event, endpoint, now=now, trick=delivery.trick)
             seconds = ANSWER_SECONDS[delivery.dialect]
-            answered = await self._posting.post(endpoint.url, notification.headers, notification.body, seconds=seconds)
-        except NotDelivered as trouble:
-            return None, str(trouble)
+            answer = self._posting.post(endpoint.url, notification.headers, notification.body, seconds=seconds)
         except Exception as error:  # noqa: BLE001  whatever it is: as bad as a receiver that refuses, and as often tried
             _LOG.exception("delivery %d of %s could not be sent", delivery.number, delivery.dialect)
-            return None, f"not sent: {type(error).__name__}: {error}"
-        return answered, f"HTTP {answered.status}"
+            self._end(delivery, made_at, None, f"not sent: {type(error).__name__}: {error}")
+            return
+        queue.under_way[delivery.number] = answer
+        answer.add_done_callback(partial(self._told, delivery, made_at))
+
+    def _told(self, delivery: Delivery, made_at: datetime, answer: "asyncio.Future[Answered]") -> None:
+        if answer.cancelled():
+            return
+        trouble = answer.exception()
+        if trouble is None:
+            answered = answer.result()
+            self._end(delivery, made_at, answered, f"HTTP {answered.status}")
+        else:
+            self._end(delivery, made_at, None, str(trouble))
+
+    def _end(self, delivery: Delivery, made_at: datetime, answered: Answered | None, note: str) -> None:
+        if answered is None or answered.status not in _GOOD:
+            self._failed_until[delivery.dialect] = asyncio.get_running_loop().time() + AFTER_FAILURE
+        try:
+            self._record(delivery, answered, note, made_at)
+        except sqlite3.Error as error:
+            del self._queues[delivery.dialect].under_way[delivery.number]
+            self._not_recorded(delivery, error)
+        else:
+            self._recorded.append(delivery)
+        self._books.end_turn()
+
+    def _not_recorded(self, delivery: Delivery, error: sqlite3.Error) -> None:
+        dialect = delivery.dialect
+        _LOG.error("attempt %d of %s was made and could not be recorded: %s", delivery.number, dialect, error)
+        self._unrecorded_until[dialect] = asyncio.get_running_loop().time() + AFTER_UNRECORDED
+        self._may_hold = True
+        self._later_at = _UNKNOWN
+        self._queues[dialect].read_again(from_the_start=True)
+        self._books.wake()
 
     def _record(self, delivery: Delivery, answered: Answered | None, note: str, made_at: datetime) -> None:
         attempts = delivery.attempts + 1
@@ -198,13 +275,21 @@ class Webhooks:
         # Only a first attempt is made wrong; what is left on a row that is done tells what it was.
         trick = "" if state == "pending" else delivery.trick
         values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
+        queue = self._queues[delivery.dialect]
+        if state == "pending":
+            self._later_at = _UNKNOWN
+            queue.read_again(from_the_start=True)
+            self._books.wake()
+        elif delivery.dialect in IN_ORDER:
+            queue.read_again(from_the_start=False)
         if not self._may_hold:
             self._books.execute_alone(_SQL["record"], values)
             return
         with self._books.alone():
             self._books.execute(_SQL["record"], values)
             now = to_microseconds(self._clock.now())
-            self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number))
+            if self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number)).rowcount:
+                queue.read_again(from_the_start=True)
             may_hold = self._books.execute(_SQL["held"]).fetchone() is not None
         self._may_hold = may_hold
 
@@ -216,29 +301,28 @@ class Webhooks:
 
     def next_due_at(self) -> datetime | None:
         """When the next attempt that is not due yet will be."""
-        row = self._books.execute(_SQL["next"], (to_microseconds(self._clock.now()),)).fetchone()
-        return None if row[0] is None else from_microseconds(row[0])
+        if self._later_at == _UNKNOWN:
+            self._read_later(to_microseconds(self._clock.now()))
+        return None if self._later_at == _NEVER else from_microseconds(self._later_at)
 
     async def drain(self) -> None:
         """Return when nothing due is left. Each attempt has a deadline, so this has."""
-        while True:
-            await self._books.committed()
-            self.start_due(patiently=False)
-            tasks = self._tasks()
-            if not tasks:
-                return
-            await asyncio.wait(tasks)
+        self._hurrying += 1
+        try:
+            while True:
+                await self._books.committed()
+                under_way = [answer for queue in self._queues.values() for answer in queue.under_way.values()]
+                if not under_way:
+                    return
+                answers = [answer for answer in under_way if answer is not None]
+                if answers:
+                    await asyncio.wait(answers)
+        finally:
+            self._hurrying -= 1
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Break off; what was not answered stays pending."""
-        tasks = self._tasks()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         self._posting.close()
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [task for of_dialect in self._under_way.values() for task in of_dialect.values()]
 
     def report(self, *, dialect: str = "", state: str = "", limit: int = 100) -> list[dict[str, Any]]:
         """Deliveries, newest first."""

@@ -10,10 +10,10 @@ The official package works unmodified when the `baseUrl` of its services is set 
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -131,7 +131,7 @@ class Adyen:
                 return
         raise KeyError(object_id)
 
-    def notification(self, event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> Notification:  # noqa: ARG002
+    def notification(self, event: bytes, endpoint: Endpoint, sent_at: datetime) -> Notification:  # noqa: ARG002
         """Neither signature covers the time of sending."""
         return adyen_webhook.notification(event, endpoint)
 

@@ -18,14 +18,14 @@ _SIGNED: Final = ("pspReference", "originalReference", "merchantAccountCode", "m
 _JSON: Final = ("content-type", "application/json")
 
 
-def notification(event: Mapping[str, Any], endpoint: Endpoint) -> Notification:
+def notification(event: bytes, endpoint: Endpoint) -> Notification:
     key = _key(endpoint.secrets[0] if endpoint.secrets else "")
-    if "notificationItems" not in event:
-        body = msgspec.json.encode(event)
-        return Notification((_JSON, ("Protocol", "HmacSHA256"), ("HmacSignature", _signature(key, body))), body)
-    items = [_signed(item["NotificationRequestItem"], key) for item in event["notificationItems"]]
+    told = msgspec.json.decode(event)
+    if "notificationItems" not in told:
+        return Notification((_JSON, ("Protocol", "HmacSHA256"), ("HmacSignature", _signature(key, event))), event)
+    items = [_signed(item["NotificationRequestItem"], key) for item in told["notificationItems"]]
     wrapped = [{"NotificationRequestItem": item} for item in items]
-    return Notification((_JSON,), msgspec.json.encode({**event, "notificationItems": wrapped}))
+    return Notification((_JSON,), msgspec.json.encode({**told, "notificationItems": wrapped}))
 
 
 def _signed(item: Mapping[str, Any], key: bytes) -> dict[str, Any]:

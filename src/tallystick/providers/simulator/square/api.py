@@ -6,7 +6,7 @@ The official package works unmodified with `Square(token=..., base_url=...)`.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -128,7 +128,7 @@ class Square:
                 return
         raise KeyError(object_id)
 
-    def notification(self, event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> Notification:  # noqa: ARG002
+    def notification(self, event: bytes, endpoint: Endpoint, sent_at: datetime) -> Notification:  # noqa: ARG002
         """The time of sending is no part of it."""
         return square_event.notification(event, endpoint)
 

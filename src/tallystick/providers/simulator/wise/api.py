@@ -8,10 +8,10 @@ Paths begin with v1 to v4 or with a quarter, /2026Q3 (docs/providers.md 5, Hosts
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -125,7 +125,7 @@ class Wise:
             raise KeyError(object_id)
         wise_transfer.act_on_transfer(books, shown(now), action, entry)
 
-    def notification(self, event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> Notification:
+    def notification(self, event: bytes, endpoint: Endpoint, sent_at: datetime) -> Notification:
         """Signed with the endpoint's private key."""
         return wise_webhook.notification(event, endpoint, sent_at)
 

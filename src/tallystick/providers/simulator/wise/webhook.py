@@ -6,10 +6,9 @@ private key signs with a stranger's, which never verifies.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
 import msgspec
@@ -81,8 +80,8 @@ def public_key(secret: str) -> str:
     return _key(secret).public_key().public_bytes(encoding, form).decode()
 
 
-def notification(event: Mapping[str, Any], endpoint: Endpoint, sent_at: datetime) -> Notification:
-    body = msgspec.json.encode({**event, "sent_at": text_of(sent_at)})
+def notification(event: bytes, endpoint: Endpoint, sent_at: datetime) -> Notification:
+    body = msgspec.json.encode({**msgspec.json.decode(event), "sent_at": text_of(sent_at)})
     secret = endpoint.secrets[0] if endpoint.secrets else ""
     key = _key(secret if _PEM in secret else _strangers_secret())
     signature = key.sign(body, padding.PKCS1v15(), hashes.SHA256())
