@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallystick.store.database import connect
 from tallystick.store.literal import booleans, numbers, texts, uuids
 from tests import servers
 
@@ -110,3 +111,17 @@ def test_what_the_column_cannot_hold_is_refused_and_not_bent(server: Server, typ
 @pytest.mark.parametrize("column", [texts, numbers, booleans, uuids])
 def test_nothing_is_an_array_of_nothing(column: Any) -> None:
     assert column([]) == "{}"
+
+
+async def test_nothing_is_not_taken_for_a_word_where_the_server_is_told_to(embedded18: servers.Server) -> None:
+    dsn = embedded18.fresh_database()
+    careless = await asyncpg.connect(dsn)
+    await careless.execute(
+        f'ALTER DATABASE "{await careless.fetchval("SELECT current_database()")}" SET array_nulls = off'
+    )
+    await careless.close()
+    database = await connect(dsn, connections=1)
+    async with database.owning() as connection:
+        rows = await connection.fetch("SELECT e FROM unnest($1::text::text[]) AS e", texts([None, "NULL"]))
+    await database.close()
+    assert [row["e"] for row in rows] == [None, "NULL"]
