@@ -316,7 +316,9 @@ async def test_sold_out_is_heard_without_waiting_for_whoever_holds_the_sku(dsn: 
         await first.put(1)
         view = await first.made("a")
         async with first.database.writing() as connection:
-            await connection.fetch(orders_store._SQL["lock_stocks"], [first.tenant.number], ["lamp"])
+            await connection.fetch(
+                orders_store._SQL["lock_stocks"], *orders_store._columns({(first.tenant.number, "lamp")})
+            )
             async with asyncio.timeout(5):
                 assert code(await second.reserve("b")) == "sold_out"
                 assert (await second.reserve("a")).view == view
@@ -330,7 +332,9 @@ async def test_a_sku_that_somebody_holds_stops_no_other(dsn: str) -> None:
         await shop.put(500, "chair")
         await shop.made("before")
         async with shop.database.writing() as connection:
-            await connection.fetch(orders_store._SQL["lock_stocks"], [shop.tenant.number], ["lamp"])
+            await connection.fetch(
+                orders_store._SQL["lock_stocks"], *orders_store._columns({(shop.tenant.number, "lamp")})
+            )
             held = [asyncio.create_task(shop.reserve(f"l{number}")) for number in range(3)]
             assert (await shop.reserve("before")).is_replayed
             for round_ in range(5):
@@ -460,7 +464,9 @@ async def test_a_full_queue_says_so_and_holds_nothing(dsn: str) -> None:
     async with store(dsn, limits=replace(LONG, queue=5, queue_per_source=5)) as shop:
         await shop.put(100)
         async with shop.database.writing() as connection:
-            await connection.fetch(orders_store._SQL["lock_stocks"], [shop.tenant.number], ["lamp"])
+            await connection.fetch(
+                orders_store._SQL["lock_stocks"], *orders_store._columns({(shop.tenant.number, "lamp")})
+            )
             tasks = [asyncio.create_task(shop.reserve(f"k{number}")) for number in range(30)]
             await waits(dsn)
             refused = [task for task in tasks if task.done()]

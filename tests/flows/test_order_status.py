@@ -230,6 +230,24 @@ async def test_a_process_wakes_its_own_callers_without_the_database(dsn: str) ->
         assert (await asyncio.wait_for(waiting, WOKEN_SECONDS)).status == "CANCELLED"
 
 
+async def test_a_process_does_not_read_twice_what_it_changed_itself(dsn: str) -> None:
+    """Its own announcement comes back to it: it has read the order by then, after the commit."""
+    async with node(dsn, BY_NEWS) as here, node(dsn, BY_NEWS) as there:
+        await here.listens()
+        await there.listens()
+        order = await here.order()
+        waiting = [await here.waits(order), await there.waits(order)]
+        read_here, read_there = (one.statuses._reader.batches for one in (here, there))
+        # Nothing has changed, and so nobody is woken: all that happens is reading.
+        tenant_number, id_ = place(here, order)
+        here.service.announcer.changed(tenant_number, [id_])
+        await until(lambda: there.statuses._reader.batches == read_there + 1)
+        # The next announcement comes in after the one before, to both.
+        await there.cancel(order)
+        await asyncio.wait_for(asyncio.gather(*waiting), WOKEN_SECONDS)
+        assert here.statuses._reader.batches == read_here + 2
+
+
 async def test_a_process_killed_between_commit_and_notify_is_found_by_the_poll(dsn: str) -> None:
     """The announcement is the speed; the poll is the guarantee."""
     async with node(dsn, BY_POLL) as here:

@@ -10,10 +10,11 @@ from tallystick.core.order import Status
 from tallystick.core.order_status import OrderStatus, order_status
 from tallystick.core.payment import PaymentView
 from tallystick.flows.order_status_cache import Cache
-from tallystick.store.order_status import EVERYTHING, Place, named, payloads
+from tallystick.store.order_status import EVERYTHING, Place, named, payloads, signature
 
 PLACE: Place = (1, UUID(int=1))
 OTHER: Place = (2, UUID(int=1))
+OURS = signature()
 FAILED = PaymentView(status="FAILED", payment_intent_id=None, attempts=1, reason="card_declined")
 
 
@@ -124,14 +125,14 @@ PLACES = st.lists(st.tuples(st.integers(1, 2**31 - 1), st.uuids()), unique=True,
 
 @given(PLACES)
 def test_announcements_name_every_order_within_what_postgresql_takes(places: list[Place]) -> None:
-    announced = payloads(places, most=32)
-    assert all(len(payload) < 8_000 for payload in announced)
+    announced = payloads(places, by=OURS, most=32)
+    assert all(len(payload) < 8_000 and payload.startswith(OURS) for payload in announced)
     assert [place for payload in announced for place in named(payload) or []] == places
 
 
 def test_more_than_can_be_named_is_everything() -> None:
     places = [(1, UUID(int=number)) for number in range(1_000)]
-    assert payloads(places, most=2) == [EVERYTHING]
+    assert payloads(places, by=OURS, most=2) == [EVERYTHING]
     assert named(EVERYTHING) is None
 
 

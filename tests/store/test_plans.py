@@ -11,9 +11,11 @@ READS_EVERYTHING = ("Seq Scan", "BitmapAnd", "Materialize", "Join Filter", "Hash
 # File and name of a statement, and the types of its parameters.
 PROBES = (
     ("payment.sql", "order_with_payment", "integer, uuid[]"),
-    ("saga_finding.sql", "charges_by_id", "text[], text[]"),
+    ("payment.sql", "newest", "text, uuid[]"),
+    ("order.sql", "stocks", "text, text"),
+    ("saga_finding.sql", "charges_by_id", "text, text"),
     ("saga_finding.sql", "charges_by_key", "text[], bytea[], bytea[]"),
-    ("refund.sql", "by_id", "text[], text[]"),
+    ("refund.sql", "by_id", "text, text"),
     ("refund.sql", "by_key", "text[], bytea[], bytea[]"),
     ("refund.sql", "by_payment", "text[], text[], bigint[], text[]"),
     ("order_status.sql", "marks", "integer[], uuid[]"),

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tallystick import app
 from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import tenant
-from tallystick.web import api, examples, server
+from tallystick.web import api, examples, order_status, server
 from tests import servers
 from tests.web.site import Site
 from tests.web.test_order import post, wish
@@ -309,3 +309,76 @@ async def test_every_alert_looks_at_figures_that_are_shown(dsn: str) -> None:
         assert looked_at
         assert looked_at <= shown, rule["alert"]
         assert rule["annotations"].keys() == {"summary", "money", "remedy"}
+
+
+class Caller:
+    """Who asks, and may hang up."""
+
+    def __init__(self) -> None:
+        self._is_gone = asyncio.Event()
+        self._messages = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    def hang_up(self) -> None:
+        self._is_gone.set()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop()
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def waited_for(answer: "asyncio.Future[Any]") -> Any:
+    return await answer
+
+
+async def left_over() -> set[str]:
+    """What still runs besides the test, once all has had its turn."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return {str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+
+
+@pytest.mark.parametrize("is_answered_first", [True, False])
+async def test_an_answer_and_a_hanging_up_of_the_same_moment_do_not_trouble_each_other(
+    caplog: pytest.LogCaptureFixture, *, is_answered_first: bool
+) -> None:
+    caller, answer = Caller(), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+    await asyncio.sleep(0.01)
+    steps = [lambda: answer.set_result("told"), caller.hang_up]
+    for step in steps if is_answered_first else reversed(steps):
+        step()
+    assert str(await asking) in {"told", "None"}
+    assert await left_over() == set()
+    # asyncio writes there what nobody catches.
+    assert not caplog.records
+
+
+async def test_who_hangs_up_takes_the_question_with_him() -> None:
+    caller, answer = Caller(), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+    await asyncio.sleep(0.01)
+    caller.hang_up()
+    assert await asking is None
+    assert answer.cancelled()
+    assert await left_over() == set()
+
+
+async def test_a_question_that_takes_too_long_is_not_taken_for_a_caller_who_left() -> None:
+    caller, answer = Caller(), asyncio.get_running_loop().create_future()
+    answer.set_exception(TimeoutError("the database"))
+    with pytest.raises(TimeoutError, match="the database"):
+        await order_status._unless_gone(waited_for(answer), caller.receive)
+    assert await left_over() == set()
+
+
+async def test_a_request_that_is_cancelled_is_cancelled() -> None:
+    caller, answer = Caller(), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert answer.cancelled()
+    assert await left_over() == set()

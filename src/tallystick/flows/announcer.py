@@ -30,6 +30,8 @@ class Announcer:
         """The database stays the caller's to close."""
         self._database = database
         self._limits = limits
+        # By this its own announcements are known, when they come back.
+        self.signature = store.signature()
         # In the order they changed, each once.
         self._changed: dict[Place, None] = {}
         self._news = asyncio.Event()
@@ -71,7 +73,7 @@ class Announcer:
         if not self._changed:
             return
         places, self._changed = self._changed, {}
-        announcements = store.payloads(places, most=self._limits.status_notify_payloads)
+        announcements = store.payloads(places, by=self.signature, most=self._limits.status_notify_payloads)
         try:
             async with asyncio.timeout(self._limits.statement_seconds):
                 await store.notify(self._database, announcements)

@@ -125,6 +125,7 @@ class OrderStatuses:
         self.distrusted = 0
         # Changes that nobody had announced by the time the poll came by.
         self.found_by_poll = 0
+        self._own = announcer.signature
         announcer.listen(self._changed)
 
     async def __aenter__(self) -> Self:
@@ -321,6 +322,9 @@ class OrderStatuses:
                 pass
 
     def _heard(self, payload: str) -> None:
+        if payload.startswith(self._own):
+            # What this process changed it was told at once, after the commit: a second read would show the same.
+            return
         places = store.named(payload)
         if places is None:
             self._anything_changed()

@@ -59,6 +59,8 @@ def _session(limits: Limits) -> dict[str, str]:
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "jit": "off",
+        # Array literals (store.literal) say NULL and mean it, whatever the server was told to take that for.
+        "array_nulls": "on",
         "lock_timeout": f"{limits.lock_wait_seconds * 1000:.0f}",
         "statement_timeout": f"{limits.statement_seconds * 1000:.0f}",
         "idle_in_transaction_session_timeout": f"{limits.idle_transaction_seconds * 1000:.0f}",

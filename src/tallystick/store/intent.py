@@ -28,6 +28,7 @@ from tallystick.core.intent import (
 )
 from tallystick.core.provider import Answer, Busy, Done, Instruction, Refused, Unknown
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import booleans, numbers, texts
 
 _SQL = queries.load(__package__, "intent.sql")
 _ANSWERS = {Done: "done", Refused: "refused", Busy: "busy", Unknown: "unknown"}
@@ -150,12 +151,12 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     rows = await connection.fetch(
         _SQL["make"],
         *_columns(names),
-        [item.purpose for item in items],
+        texts([item.purpose for item in items]),
         encoded,
-        [item.account for item in items],
+        texts([item.account for item in items]),
         [item.subject for item in items],
         [item.token for item in items],
-        [item.leave_seconds for item in items],
+        numbers([item.leave_seconds for item in items]),
     )
     first = {row["token"]: row for row in rows}
     again = [position for position, item in enumerate(items) if item.token not in first]
@@ -220,9 +221,9 @@ async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Nam
         await connection.execute(
             _SQL["begin"],
             *_columns([_name(item) for item, _ in begun]),
-            [number for _, number in begun],
+            numbers([number for _, number in begun]),
             [item.token for item, _ in begun],
-            [item.leave_seconds for item, _ in begun],
+            numbers([item.leave_seconds for item, _ in begun]),
             now,
         )
     return outcomes
@@ -234,19 +235,20 @@ async def record_answers(connection: Connection, items: Sequence[Answered]) -> l
     written = await connection.fetch(
         _SQL["answer"],
         *_columns([_attempt_name(item) for item in ordered]),
-        [item.attempt.number for item in ordered],
-        [_ANSWERS[type(item.answer)] for item in ordered],
-        [_code(item.answer) for item in ordered],
-        [_provider_id(item.answer) for item in ordered],
+        numbers([item.attempt.number for item in ordered]),
+        texts([_ANSWERS[type(item.answer)] for item in ordered]),
+        texts([_code(item.answer) for item in ordered]),
+        texts([_provider_id(item.answer) for item in ordered]),
         [msgspec.json.encode(item.answer.evidence) for item in ordered],
-        [isinstance(item.answer, Unknown) and item.answer.server_error for item in ordered],
-        [item.answer.movement.state if isinstance(item.answer, Done) else None for item in ordered],
+        booleans([isinstance(item.answer, Unknown) and item.answer.server_error for item in ordered]),
+        texts([item.answer.movement.state if isinstance(item.answer, Done) else None for item in ordered]),
     )
     recorded = {(*_row_name(row), row["number"]) for row in written}
     if len(recorded) < len(items):
         # A batch that is run again after a lost COMMIT finds its own answers.
         columns = _columns([_attempt_name(item) for item in items])
-        for row in await connection.fetch(_SQL["answers"], *columns, [item.attempt.number for item in items]):
+        attempts = numbers([item.attempt.number for item in items])
+        for row in await connection.fetch(_SQL["answers"], *columns, attempts):
             stored = row["answer"], row["code"], row["provider_id"]
             recorded |= {
                 (*_attempt_name(item), item.attempt.number)
@@ -300,13 +302,14 @@ def _name(item: Asking) -> Name:
     return item.tenant.number, item.instruction.key, item.provider
 
 
-def _columns(names: Sequence[Name]) -> tuple[list[int], list[str], list[bytes]]:
-    return [tenant for tenant, _, _ in names], [provider for _, _, provider in names], [key for _, key, _ in names]
+def _columns(names: Sequence[Name]) -> tuple[str, str, list[bytes]]:
+    tenants, providers = numbers([tenant for tenant, _, _ in names]), texts([provider for _, _, provider in names])
+    return tenants, providers, [key for _, key, _ in names]
 
 
 async def _last_attempts(connection: Connection, rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
-    numbers = [row["attempts"] for row in rows]
-    return await connection.fetch(_SQL["last_attempts"], *_columns([_row_name(row) for row in rows]), numbers)
+    attempts = numbers([row["attempts"] for row in rows])
+    return await connection.fetch(_SQL["last_attempts"], *_columns([_row_name(row) for row in rows]), attempts)
 
 
 def _last_attempt(row: asyncpg.Record) -> LastAttempt:

@@ -3,8 +3,8 @@
 -- that two batches wait for each other in one direction only. A second live key for one subject conflicts too
 -- (one_live_key): it is not made, and its asker is told.
 WITH asked AS (
-    SELECT * FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::text[], $7::uuid[],
-                         $8::uuid[], $9::float8[]) WITH ORDINALITY
+    SELECT * FROM unnest($1::text::integer[], $2::text::text[], $3::bytea[], $4::text::text[], $5::bytea[],
+                         $6::text::text[], $7::uuid[], $8::uuid[], $9::text::float8[]) WITH ORDINALITY
            AS asked (t, p, k, purpose, i, account, subject, token, seconds, place)
 ), made AS (
     INSERT INTO tally.intent (tenant_id, provider, key, purpose, instruction, account, subject, attempts)
@@ -26,7 +26,7 @@ SELECT tenant_id, provider, key, token, sent_at, not_after FROM begun;
 SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at, i.attempts, i.ended,
        clock_timestamp() AS now
   FROM tally.intent i
-  JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
+  JOIN unnest($1::text::integer[], $2::text::text[], $3::bytea[]) AS asked (t, p, k)
     ON i.tenant_id = asked.t AND i.provider = asked.p AND i.key = asked.k
  ORDER BY i.tenant_id, i.key, i.provider
    FOR NO KEY UPDATE OF i;
@@ -34,7 +34,7 @@ SELECT i.tenant_id, i.provider, i.key, i.instruction, i.account, i.first_sent_at
 -- name: settle_answers
 -- An answer that is being recorded at this moment must be seen: who was done is never sent again.
 SELECT 1 FROM tally.attempt a
-  JOIN unnest($1::integer[], $2::text[], $3::bytea[]) AS asked (t, p, k)
+  JOIN unnest($1::text::integer[], $2::text::text[], $3::bytea[]) AS asked (t, p, k)
     ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k
  ORDER BY a.tenant_id, a.key, a.provider, a.number
    FOR NO KEY UPDATE OF a;
@@ -49,14 +49,15 @@ SELECT a.tenant_id, a.provider, a.key, a.number, a.token, a.not_after, a.answer 
                max(b.provider_id) FILTER (WHERE b.answer = 'done') AS done_as
           FROM tally.attempt b
          WHERE b.tenant_id = a.tenant_id AND b.provider = a.provider AND b.key = a.key) AS of_all
-  JOIN unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[]) AS asked (t, p, k, n)
+  JOIN unnest($1::text::integer[], $2::text::text[], $3::bytea[], $4::text::integer[]) AS asked (t, p, k, n)
     ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k AND a.number = asked.n;
 
 -- name: begin
 WITH begun AS (
     INSERT INTO tally.attempt (tenant_id, provider, key, number, token, sent_at, not_after)
     SELECT t, p, k, n, token, $7::timestamptz, $7::timestamptz + make_interval(secs => seconds)
-      FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::uuid[], $6::float8[])
+      FROM unnest($1::text::integer[], $2::text::text[], $3::bytea[], $4::text::integer[], $5::uuid[],
+                  $6::text::float8[])
            AS asked (t, p, k, n, token, seconds)
     RETURNING tenant_id, provider, key, number
 )
@@ -69,8 +70,8 @@ UPDATE tally.intent i SET attempts = begun.number
 UPDATE tally.attempt a
    SET answered_at = clock_timestamp(), answer = given.answer, code = given.code, provider_id = given.provider_id,
        evidence = given.evidence, server_error = given.server_error, state = given.state
-  FROM unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bytea[],
-              $9::boolean[], $10::text[])
+  FROM unnest($1::text::integer[], $2::text::text[], $3::bytea[], $4::text::integer[], $5::text::text[],
+              $6::text::text[], $7::text::text[], $8::bytea[], $9::text::boolean[], $10::text::text[])
        AS given (t, p, k, n, answer, code, provider_id, evidence, server_error, state)
  WHERE a.tenant_id = given.t AND a.provider = given.p AND a.key = given.k AND a.number = given.n
    AND a.answer IS NULL
@@ -79,7 +80,7 @@ RETURNING a.tenant_id, a.provider, a.key, a.number;
 -- name: answers
 SELECT a.tenant_id, a.provider, a.key, a.number, a.answer, a.code, a.provider_id
   FROM tally.attempt a
-  JOIN unnest($1::integer[], $2::text[], $3::bytea[], $4::integer[]) AS asked (t, p, k, n)
+  JOIN unnest($1::text::integer[], $2::text::text[], $3::bytea[], $4::text::integer[]) AS asked (t, p, k, n)
     ON a.tenant_id = asked.t AND a.provider = asked.p AND a.key = asked.k AND a.number = asked.n;
 
 -- name: explain

@@ -17,6 +17,7 @@ from tallystick.engine.port import Locked
 from tallystick.errors import require
 from tallystick.store import copying
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import numbers, texts
 
 _SQL = queries.load(__package__, "operation.sql")
 
@@ -126,18 +127,18 @@ class PostgresTransaction:
         lines = [(record.claim.tenant.number, record.claim.id, entry) for record in records for entry in record.entries]
         await self._connection.execute(
             _SQL["record"],
-            [record.claim.tenant.number for record in records],
+            numbers([record.claim.tenant.number for record in records]),
             [UUID(record.claim.id) for record in records],
-            [record.claim.key for record in records],
+            texts([record.claim.key for record in records]),
             [record.claim.request for record in records],
             [record.body for record in records],
             at,
-            [tenant for tenant, _, _ in lines],
-            [self._numbers[tenant][entry.account] for tenant, _, entry in lines],
-            [entry.number for _, _, entry in lines],
+            numbers([tenant for tenant, _, _ in lines]),
+            numbers([self._numbers[tenant][entry.account] for tenant, _, entry in lines]),
+            numbers([entry.number for _, _, entry in lines]),
             [UUID(id_) for _, id_, _ in lines],
-            [entry.amount_micros for _, _, entry in lines],
-            [entry.balance_micros for _, _, entry in lines],
+            numbers([entry.amount_micros for _, _, entry in lines]),
+            numbers([entry.balance_micros for _, _, entry in lines]),
             *_closings(records),
         )
 

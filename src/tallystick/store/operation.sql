@@ -65,7 +65,7 @@ SELECT pg_advisory_xact_lock($1::integer, hashtext($2::uuid::text));
 WITH operation AS (
     INSERT INTO tally.operation (tenant_id, id, key, request, body, at)
     SELECT tenant_id, id, key, request, body, $6
-      FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[])
+      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[])
            AS fresh (tenant_id, id, key, request, body)
 ), closing AS (
     -- The primary key refuses a second release or refund, whatever the code above thought.
@@ -74,7 +74,8 @@ WITH operation AS (
 )
 INSERT INTO tally.entry (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at)
 SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_micros, $6
-  FROM unnest($7::integer[], $8::bigint[], $9::bigint[], $10::uuid[], $11::bigint[], $12::bigint[])
+  FROM unnest($7::text::integer[], $8::text::bigint[], $9::text::bigint[], $10::uuid[], $11::text::bigint[],
+              $12::text::bigint[])
        AS fresh (tenant_id, account_number, number, operation_id, amount_micros, balance_micros);
 
 -- name: close

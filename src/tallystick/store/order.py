@@ -39,6 +39,7 @@ from tallystick.errors import InFlight, InvariantBroken
 from tallystick.settings import LIMITS
 from tallystick.store import copying
 from tallystick.store.database import Connection, Database
+from tallystick.store.literal import numbers, texts
 from tallystick.store.operation import PostgresTransaction
 
 _SQL = queries.load(__package__, "order.sql")
@@ -191,7 +192,7 @@ async def _locked(
 
 async def _decided(connection: Connection, claims: Sequence[Claim]) -> frozenset[tuple[int, str]]:
     rows = await connection.fetch(
-        _SQL["decided"], [claim.tenant.number for claim in claims], [claim.key for claim in claims]
+        _SQL["decided"], numbers([claim.tenant.number for claim in claims]), texts([claim.key for claim in claims])
     )
     return frozenset((row["tenant_id"], row["key"]) for row in rows)
 
@@ -206,16 +207,16 @@ async def _record(
     if len(granted) < _COPY_FROM:
         await connection.execute(
             _SQL["reserve"],
-            [claim.tenant.number for claim in granted],
+            numbers([claim.tenant.number for claim in granted]),
             [UUID(bytes=claim.id) for claim in granted],
-            [claim.key for claim in granted],
+            texts([claim.key for claim in granted]),
             [claim.request for claim in granted],
             [order.recorded(claim, at) for claim in granted],
             at,
-            [wish.sku for wish in wishes],
-            [wish.quantity for wish in wishes],
-            [wish.amount_micros for wish in wishes],
-            [wish.currency for wish in wishes],
+            texts([wish.sku for wish in wishes]),
+            numbers([wish.quantity for wish in wishes]),
+            numbers([wish.amount_micros for wish in wishes]),
+            texts([wish.currency for wish in wishes]),
             tokens,
             ttl,
         )
@@ -365,7 +366,7 @@ async def set_stock(database: Database, tenant: Tenant, sku: str, stock: int) ->
         made = await connection.fetchrow(_SQL["add_sku"], tenant.number, sku, stock)
         if made is not None:
             return sku_view(made)
-        (row,) = await connection.fetch(_SQL["lock_stocks"], [tenant.number], [sku])
+        (row,) = await connection.fetch(_SQL["lock_stocks"], *_columns({(tenant.number, sku)}))
         refusal = restock_fault(sku, stock, _stock(row))
         if refusal is not None:
             return refusal
@@ -404,7 +405,7 @@ async def read(database: Database, tenant: Tenant, name: str) -> OrderView | Rej
 async def read_sku(database: Database, tenant: Tenant, sku: str) -> SkuView | Rejected:
     """What there is of one SKU."""
     async with database.reading(tenant.number) as connection:
-        rows = await connection.fetch(_SQL["stocks"], [tenant.number], [sku])
+        rows = await connection.fetch(_SQL["stocks"], *_columns({(tenant.number, sku)}))
     return sku_view(rows[0]) if rows else sku_unknown(sku)
 
 
@@ -450,6 +451,6 @@ def _stock(row: asyncpg.Record) -> Stock:
     return Stock(row["stock"], row["reserved"], row["sold"])
 
 
-def _columns(places: set[Place]) -> tuple[list[int], list[str]]:
+def _columns(places: set[Place]) -> tuple[str, str]:
     ordered = sorted(places)
-    return [of for of, _ in ordered], [sku for _, sku in ordered]
+    return numbers([of for of, _ in ordered]), texts([sku for _, sku in ordered])

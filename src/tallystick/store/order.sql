@@ -1,26 +1,26 @@
 -- name: stocks
 -- Without a lock: where nothing is left, nobody has to wait in order to hear it.
 SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered
-  FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
+  FROM unnest($1::text::integer[], $2::text::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k OFFSET 0) AS s;
 
 -- name: lock_stocks
 -- Given sorted, and locked in that order, as the triggers of tally.orders do. The clock is read after each lock.
 SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
-  FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
+  FROM unnest($1::text::integer[], $2::text::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
                         FOR NO KEY UPDATE) AS s;
 
 -- name: lock_free_stocks
 -- The same without waiting: what another transaction holds is left out.
 SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
-  FROM unnest($1::integer[], $2::text[]) AS wanted (t, k)
+  FROM unnest($1::text::integer[], $2::text::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
                         FOR NO KEY UPDATE SKIP LOCKED) AS s;
 
 -- name: decided
 -- Keys that a person's decision was made under: they cannot reserve anything as well.
-SELECT r.tenant_id, r.key FROM unnest($1::integer[], $2::text[]) AS asked (t, k)
+SELECT r.tenant_id, r.key FROM unnest($1::text::integer[], $2::text::text[]) AS asked (t, k)
   JOIN tally.reply r ON r.key = asked.k AND r.tenant_id = asked.t;
 
 -- name: reserve
@@ -30,13 +30,14 @@ SELECT r.tenant_id, r.key FROM unnest($1::integer[], $2::text[]) AS asked (t, k)
 WITH operation AS (
     INSERT INTO tally.operation (tenant_id, id, key, request, body, at)
     SELECT t, id, key, request, body, $6
-      FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[])
+      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[])
            AS fresh (t, id, key, request, body)
 )
 INSERT INTO tally.orders (tenant_id, id, sku, quantity, amount_micros, currency, reservation_token, created_at,
                           expires_at, changed_at)
 SELECT t, id, sku, quantity, amount, currency, token, $6, $6::timestamptz + $12::interval, $6
-  FROM unnest($1::integer[], $2::uuid[], $7::text[], $8::integer[], $9::bigint[], $10::text[], $11::uuid[])
+  FROM unnest($1::text::integer[], $2::uuid[], $7::text::text[], $8::text::integer[], $9::text::bigint[],
+              $10::text::text[], $11::uuid[])
        AS fresh (t, id, sku, quantity, amount, currency, token);
 
 -- name: by_ids

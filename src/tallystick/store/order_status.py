@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tallystick import queries
 from tallystick.core.order_status import OrderStatus, order_status
@@ -87,7 +87,12 @@ async def marks(database: Database, places: Sequence[Place]) -> Mapping[Place, s
     return {(row["tenant_id"], row["id"]): row["mark"] for row in rows}
 
 
-def payloads(places: Iterable[Place], *, most: int) -> list[str]:
+def signature() -> str:
+    """With what one process begins its announcements. Whoever does not know it takes it for an order of nobody's."""
+    return f"{_NOBODY}:{uuid4().hex}"
+
+
+def payloads(places: Iterable[Place], *, by: str, most: int) -> list[str]:
     """The announcements that name these orders; or the one that says everything, if they were more than `most`."""
     made: list[str] = []
     room = 0
@@ -96,8 +101,8 @@ def payloads(places: Iterable[Place], *, most: int) -> list[str]:
         if len(named) + 1 > room:
             if len(made) == most:
                 return [EVERYTHING]
-            made.append(named)
-            room = _PAYLOAD_BYTES - len(named)
+            made.append(f"{by} {named}")
+            room = _PAYLOAD_BYTES - len(made[-1])
         else:
             made[-1] += f" {named}"
             room -= len(named) + 1
@@ -107,9 +112,10 @@ def payloads(places: Iterable[Place], *, most: int) -> list[str]:
 def named(payload: str) -> list[Place] | None:
     """The orders that an announcement names; None: any may have changed. So does one that nobody can read."""
     try:
-        return [(int(tenant), UUID(hex=id_)) for tenant, id_ in (one.split(":") for one in payload.split(" "))]
+        places = [(int(tenant), UUID(hex=id_)) for tenant, id_ in (one.split(":") for one in payload.split(" "))]
     except ValueError:
         return None
+    return [place for place in places if place[0] != _NOBODY]
 
 
 async def notify(database: Database, announcements: Sequence[str], *, channel: str = CHANNEL) -> None:

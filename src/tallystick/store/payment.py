@@ -42,6 +42,7 @@ from tallystick.store import order as orders
 from tallystick.store import settling
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
+from tallystick.store.literal import numbers, texts
 from tallystick.store.order import Changed, OrderView, unannounced
 
 _SQL = queries.load(__package__, "payment.sql")
@@ -271,8 +272,9 @@ class _Batch:
 
     async def read(self, places: set[Place]) -> None:
         """Lock the orders, then read what was logged and sent for each."""
-        ordered = sorted(places)
-        columns = [tenant for tenant, _ in ordered], [id_ for _, id_ in ordered]
+        # As the ids sort themselves, and faster.
+        ordered = sorted(places, key=lambda place: (place[0], place[1].bytes))
+        columns = numbers([tenant for tenant, _ in ordered]), [id_ for _, id_ in ordered]
         rows = await self._connection.fetch(_SQL["lock_orders"], *columns)
         self._orders = {(row["tenant_id"], row["id"]): (_payable(row, row["status"]), row["now"]) for row in rows}
         newest = await self._connection.fetch(_SQL["newest"], *columns)
@@ -438,13 +440,13 @@ class _Batch:
         fresh = sorted(fresh, key=lambda one: (one.charge.key, one.item.tenant.number))
         await self._connection.execute(
             _SQL["log_charges"],
-            [one.item.tenant.number for one in fresh],
+            numbers([one.item.tenant.number for one in fresh]),
             [one.charge.key for one in fresh],
             [one.order.id for one in fresh],
-            [one.charge.attempt for one in fresh],
-            [one.order.amount_micros for one in fresh],
-            [one.order.currency for one in fresh],
-            [one.charge.provider for one in fresh],
+            numbers([one.charge.attempt for one in fresh]),
+            numbers([one.order.amount_micros for one in fresh]),
+            texts([one.order.currency for one in fresh]),
+            texts([one.charge.provider for one in fresh]),
             [one.now for one in fresh],
             self._terms.lease,
         )
@@ -466,7 +468,7 @@ class _Batch:
 async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
     """Record results inside the caller's transaction, each under the claim it was worked on with."""
     ordered = sorted(items, key=lambda item: (item.charge.key, item.tenant.number))
-    columns = [item.tenant.number for item in ordered], [item.charge.key for item in ordered]
+    columns = numbers([item.tenant.number for item in ordered]), [item.charge.key for item in ordered]
     rows = {(row["tenant_id"], row["idempotency_key"]): row for row in await connection.fetch(_SQL["fence"], *columns)}
     mine = [item for item in ordered if _is_mine(item, rows.get((item.tenant.number, item.charge.key)))]
     if mine:
@@ -534,9 +536,7 @@ async def orders_with_payment(connection: Connection, tenant_number: int, ids: S
     """Those of them that this tenant has, and how their paying stands, all as of one moment."""
     rows = await connection.fetch(_SQL["order_with_payment"], tenant_number, ids)
     return {
-        UUID(bytes=row["id"].bytes): msgspec.structs.replace(
-            orders.view(row), payment=_payment_view(row), refund=_refund_view(row)
-        )
+        row["id"]: msgspec.structs.replace(orders.view(row), payment=_payment_view(row), refund=_refund_view(row))
         for row in rows
     }
 
@@ -623,10 +623,10 @@ def _is_there(item: Result, row: asyncpg.Record | None) -> bool:
             return False
 
 
-def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
-    statuses: list[object] = []
-    payments: list[object] = []
-    reasons: list[object] = []
+def _recorded(items: Sequence[Result]) -> tuple[object, ...]:
+    statuses: list[str] = []
+    payments: list[str | None] = []
+    reasons: list[str | None] = []
     for item in items:
         match item.entry:
             case Transferred(payment_intent_id):
@@ -642,14 +642,14 @@ def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
                 payments.append(None)
                 reasons.append(None if item.entry.reason is None else intents.storable(item.entry.reason))
     return (
-        [item.tenant.number for item in items],
+        numbers([item.tenant.number for item in items]),
         [item.charge.key for item in items],
-        [item.charge.claim_number for item in items],
-        statuses,
-        payments,
-        reasons,
+        numbers([item.charge.claim_number for item in items]),
+        texts(statuses),
+        texts(payments),
+        texts(reasons),
         [item.entry.until if isinstance(item.entry, Hold) else None for item in items],
-        [item.entry.tries if isinstance(item.entry, Hold) else item.charge.tries for item in items],
+        numbers([item.entry.tries if isinstance(item.entry, Hold) else item.charge.tries for item in items]),
         [item.response for item in items],
     )
 
@@ -683,9 +683,9 @@ def _refund_view(row: asyncpg.Record) -> RefundView | None:
 def _payable(row: asyncpg.Record, status: order_core.Status) -> Payable:
     return Payable(
         tenant=row["tenant"],
-        id=UUID(bytes=row["id"].bytes),
+        id=row["id"],
         status=status,
-        reservation_token=UUID(bytes=row["reservation_token"].bytes),
+        reservation_token=row["reservation_token"],
         amount_micros=row["amount_micros"],
         currency=row["currency"],
         expires_at=row["expires_at"],

@@ -6,7 +6,7 @@
 -- here one after the other; the clock is read after each lock.
 SELECT o.tenant_id, t.name AS tenant, o.id, o.status, o.reservation_token, o.amount_micros, o.currency, o.expires_at,
        clock_timestamp() AS now
-  FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, i)
+  FROM unnest($1::text::integer[], $2::uuid[]) AS wanted (t, i)
  CROSS JOIN LATERAL (SELECT * FROM tally.orders o WHERE o.tenant_id = wanted.t AND o.id = wanted.i
                         FOR NO KEY UPDATE) AS o
  CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = o.tenant_id OFFSET 0) AS t;
@@ -15,7 +15,7 @@ SELECT o.tenant_id, t.name AS tenant, o.id, o.status, o.reservation_token, o.amo
 -- In a statement of its own, after the locks: it must see what the one before us committed.
 SELECT l.tenant_id, l.order_id, l.idempotency_key, l.attempt, l.provider, l.status, l.payment_intent_id, l.reason,
        l.claim_number, l.tries, l.due_at, i.instruction, i.first_sent_at, a.number, a.token, a.not_after
-  FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, i)
+  FROM unnest($1::text::integer[], $2::uuid[]) AS wanted (t, i)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.operation_type = 'CHARGE' AND l.order_id = wanted.i AND l.tenant_id = wanted.t
                       ORDER BY l.attempt DESC LIMIT 1) AS l
@@ -32,8 +32,8 @@ SELECT l.tenant_id, l.order_id, l.idempotency_key, l.attempt, l.provider, l.stat
 INSERT INTO tally.payment_idempotency_log
        (tenant_id, idempotency_key, order_id, operation_type, attempt, amount_micros, currency, provider, due_at, created_at)
 SELECT t, k, o, 'CHARGE', attempt, amount, currency, provider, at + $9::interval, at
-  FROM unnest($1::integer[], $2::bytea[], $3::uuid[], $4::integer[], $5::bigint[], $6::text[], $7::text[],
-              $8::timestamptz[])
+  FROM unnest($1::text::integer[], $2::bytea[], $3::uuid[], $4::text::integer[], $5::text::bigint[], $6::text::text[],
+              $7::text::text[], $8::timestamptz[])
        AS fresh (t, k, o, attempt, amount, currency, provider, at);
 
 -- name: claim_again
@@ -48,7 +48,7 @@ UPDATE tally.payment_idempotency_log l
 -- name: fence
 -- Given sorted, and locked in that order, before the attempts: as everybody does.
 SELECT l.tenant_id, l.idempotency_key, l.claim_number, l.status, l.payment_intent_id, l.reason
-  FROM unnest($1::integer[], $2::bytea[]) AS given (t, k)
+  FROM unnest($1::text::integer[], $2::bytea[]) AS given (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.idempotency_key = given.k AND l.tenant_id = given.t FOR NO KEY UPDATE) AS l;
 
@@ -59,8 +59,8 @@ UPDATE tally.payment_idempotency_log l
        due_at = coalesce(g.due_at, l.due_at), tries = g.tries,
        provider_response = coalesce(g.response, l.provider_response),
        completed_at = CASE g.status WHEN 'PENDING' THEN NULL ELSE clock_timestamp() END
-  FROM unnest($1::integer[], $2::bytea[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[],
-              $8::integer[], $9::bytea[])
+  FROM unnest($1::text::integer[], $2::bytea[], $3::text::integer[], $4::text::text[], $5::text::text[],
+              $6::text::text[], $7::timestamptz[], $8::text::integer[], $9::bytea[])
        AS g (t, k, claim, status, payment, reason, due_at, tries, response)
  WHERE l.idempotency_key = g.k AND l.tenant_id = g.t AND l.claim_number = g.claim;
 

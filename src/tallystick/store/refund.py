@@ -27,6 +27,7 @@ from tallystick.store import payment_break, settling, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
+from tallystick.store.literal import texts
 from tallystick.store.webhook import Claimed as ClaimedEvent
 
 _SQL = queries.load(__package__, "refund.sql")
@@ -315,7 +316,7 @@ async def decide(
 
 async def is_known(connection: Connection, provider: str, refund_id: str) -> bool:
     """Whether a refund of ours has this id of the provider's already."""
-    return bool(await connection.fetch(_SQL["by_id"], [provider], [intents.storable(refund_id)]))
+    return bool(await connection.fetch(_SQL["by_id"], texts([provider]), texts([intents.storable(refund_id)])))
 
 
 def key_of(debt: Debt) -> bytes:

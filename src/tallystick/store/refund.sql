@@ -67,7 +67,7 @@ SELECT l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.attempt, 
 
 -- name: by_id
 SELECT g.place, l.tenant_id, t.name AS tenant, l.idempotency_key, l.order_id, l.status, l.refund_id
-  FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (provider, id, place)
+  FROM unnest($1::text::text[], $2::text::text[]) WITH ORDINALITY AS g (provider, id, place)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.refund_id = g.id AND l.provider = g.provider OFFSET 0) AS l
  CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = l.tenant_id OFFSET 0) AS t;

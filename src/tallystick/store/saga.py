@@ -46,7 +46,7 @@ from tallystick.store import intent as intents
 from tallystick.store import payment_break, refund, saga_finding, settling, webhook
 from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection
-from tallystick.store.literal import booleans, numbers, uuids
+from tallystick.store.literal import booleans, numbers, texts, uuids
 from tallystick.store.refund import Begun, Debt, Result, Terms
 from tallystick.store.saga_finding import FoundCharge, FoundRefund, Place
 from tallystick.store.webhook import Claimed
@@ -436,13 +436,13 @@ class _Batch:
             _SQL["receive"],
             numbers([one[0].tenant.number for one in taken]),
             uuids([one[0].order_id for one in taken]),
-            [one[1].provider for one in taken],
-            [one[2].id for one in taken],
+            texts([one[1].provider for one in taken]),
+            texts([one[2].id for one in taken]),
             [one[0].key for one in taken],
             numbers([one[2].amount_micros for one in taken]),
-            [one[2].currency for one in taken],
-            [one[3] for one in taken],
-            [one[4] for one in taken],
+            texts([one[2].currency for one in taken]),
+            texts([one[3] for one in taken]),
+            texts([one[4] for one in taken]),
             numbers([one[1].number for one in taken]),
             [one[1].received_at for one in taken],
         )

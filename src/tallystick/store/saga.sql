@@ -60,8 +60,9 @@ UPDATE tally.payment_idempotency_log l
 -- No ON CONFLICT: a second receipt of a payment is a race that the order's lock excludes, or a bug.
 INSERT INTO tally.payment_receipt (tenant_id, order_id, provider, payment_intent_id, charge_key, amount_micros, currency,
                                    fate, reason, event_number, received_at)
-SELECT * FROM unnest($1::text::integer[], $2::text::uuid[], $3::text[], $4::text[], $5::bytea[], $6::text::bigint[],
-                     $7::text[], $8::text[], $9::text[], $10::text::bigint[], $11::timestamptz[]);
+SELECT * FROM unnest($1::text::integer[], $2::text::uuid[], $3::text::text[], $4::text::text[], $5::bytea[],
+                     $6::text::bigint[], $7::text::text[], $8::text::text[], $9::text::text[], $10::text::bigint[],
+                     $11::timestamptz[]);
 
 -- name: pay
 -- A whole batch. Written so (status || '') that the primary key finds the rows.

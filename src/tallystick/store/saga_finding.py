@@ -13,6 +13,7 @@ from tallystick.core.keys import is_reference, reference_bounds
 from tallystick.core.payment import Status as ChargeStatus
 from tallystick.core.provider import Movement
 from tallystick.store.database import Connection
+from tallystick.store.literal import texts
 from tallystick.store.webhook import Claimed
 
 _SQL: Final = queries.load(__package__, "saga_finding.sql")
@@ -83,7 +84,9 @@ async def refunds(connection: Connection, told: Sequence[Telling]) -> tuple[dict
         )
         found |= {nameless[row["place"] - 1][0].number: _refund(row) for row in rows}
     parents = await connection.fetch(
-        _SQL["charges_by_id"], [event.provider for event, _ in told], [movement.parent for _, movement in told]
+        _SQL["charges_by_id"],
+        texts([event.provider for event, _ in told]),
+        texts([movement.parent for _, movement in told]),
     )
     ours = {told[row["place"] - 1][0].number: (row["tenant_id"], row["order_id"]) for row in parents}
     return found, ours
@@ -93,7 +96,8 @@ async def _rows(connection: Connection, told: Sequence[Telling], by_id: str, by_
     """The row that each event means, by its number."""
     if not told:
         return {}
-    rows = await connection.fetch(by_id, [event.provider for event, _ in told], [movement.id for _, movement in told])
+    named = texts([event.provider for event, _ in told]), texts([movement.id for _, movement in told])
+    rows = await connection.fetch(by_id, *named)
     found = {told[row["place"] - 1][0].number: row for row in rows}
     keyed = [
         (event, movement, bounds)

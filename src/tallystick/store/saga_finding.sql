@@ -4,7 +4,7 @@
 
 -- name: charges_by_id
 SELECT g.place, l.tenant_id, t.name AS tenant, l.order_id, l.idempotency_key, l.status, l.payment_intent_id
-  FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (provider, id, place)
+  FROM unnest($1::text::text[], $2::text::text[]) WITH ORDINALITY AS g (provider, id, place)
  CROSS JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.payment_intent_id = g.id AND l.provider = g.provider AND l.operation_type || '' = 'CHARGE'
                      OFFSET 0) AS l

@@ -17,7 +17,7 @@ from tallystick.core.webhook import STATUSES, End, Status, kept_key, kept_object
 from tallystick.errors import require
 from tallystick.store.copying import moment
 from tallystick.store.database import Connection, Database
-from tallystick.store.literal import numbers
+from tallystick.store.literal import numbers, texts
 
 _SQL: Final = queries.load(__package__, "webhook.sql")
 
@@ -197,9 +197,9 @@ async def finish(connection: Connection, ended: Sequence[tuple[Claimed, End]]) -
     rows = await connection.fetch(
         _SQL["finish"],
         *_names([claimed for claimed, _ in ended]),
-        [end.status for _, end in ended],
+        texts([end.status for _, end in ended]),
         numbers([end.tries for _, end in ended]),
-        [end.reason for _, end in ended],
+        texts([end.reason for _, end in ended]),
         numbers([end.after_seconds for _, end in ended]),
     )
     return {row["number"] for row in rows}

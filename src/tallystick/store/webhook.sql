@@ -72,7 +72,8 @@ UPDATE tally.webhook_events e
        processed_at = CASE WHEN mine.status IN ('PROCESSED_OK', 'PROCESSED_COMPENSATED') THEN clock_timestamp() END,
        due_at = CASE mine.status WHEN 'UNPROCESSED' THEN clock_timestamp() + mine.after * interval '1 second'
                      ELSE e.due_at END
-  FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[], $4::text::integer[], $5::text[], $6::text::float8[])
+  FROM unnest($1::text::bigint[], $2::text::integer[], $3::text::text[], $4::text::integer[], $5::text::text[],
+              $6::text::float8[])
        AS mine (n, claim, status, tries, reason, after)
  WHERE e.number = mine.n AND e.claim_number = mine.claim AND e.status || '' = 'IN_PROCESSING'
 RETURNING e.number;

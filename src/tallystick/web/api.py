@@ -2,12 +2,10 @@
 
 A request goes
 
-    server ──> Router ──> Resource (method, key, problems, counts) ──> endpoint ──> engine, store
+    server ──> Directory ──> Resource (method, key, problems, counts) ──> endpoint ──> engine, store
        └─────> WebhookReceiver ──> provider.receive (signature) ──> event log
 """
 
-from starlette.routing import Route as PathRoute
-from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tallystick.app import Service
@@ -15,6 +13,7 @@ from tallystick.web import openapi
 from tallystick.web.access import Doorkeeper
 from tallystick.web.account import Accounts
 from tallystick.web.approval import Approvals
+from tallystick.web.directory import Directory
 from tallystick.web.docs import Documentation
 from tallystick.web.health import Vitals
 from tallystick.web.metrics import Metrics
@@ -45,13 +44,8 @@ def build(service: Service) -> ASGIApp:
     by_path: dict[str, dict[str, Route]] = {}
     for route in table:
         by_path.setdefault(route.path, {})[route.method] = route
-    # A bare Router without Starlette's middleware: the resource does its work, and the hot path is shorter.
-    api = Router(
-        [PathRoute(path, Resource(path, methods, doorkeeper, metrics)) for path, methods in by_path.items()],
-        redirect_slashes=False,
-        default=nowhere,
-    )
-    return Front(receiver, api)
+    resources = {path: Resource(path, methods, doorkeeper, metrics) for path, methods in by_path.items()}
+    return Front(receiver, Directory(resources, nowhere))
 
 
 def route_table(service: Service, metrics: Metrics) -> tuple[Route, ...]:

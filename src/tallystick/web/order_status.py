@@ -41,17 +41,22 @@ async def _unless_gone(
     asking: Coroutine[Any, Any, OrderStatus | Rejected], receive: Receive
 ) -> OrderStatus | Rejected | None:
     """The answer; None as soon as the caller has hung up, and nobody waits for him any more."""
-    answer = asyncio.ensure_future(asking)
-    leaving = asyncio.ensure_future(_hung_up(receive))
     try:
-        await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
-        return await answer if answer.done() else None
-    finally:
-        for task in (answer, leaving):
-            task.cancel()
-        await asyncio.gather(answer, leaving, return_exceptions=True)
+        async with asyncio.timeout(None) as patience:
+            # Asked here and not in a task of its own: starting one, and waiting for two, takes longer than the rest.
+            leaving = asyncio.create_task(_end_when_gone(patience, receive))
+            try:
+                return await asking
+            finally:
+                # Nothing of it runs after this, not even if he hangs up now.
+                leaving.cancel()
+    except TimeoutError:
+        if patience.expired():
+            return None
+        raise
 
 
-async def _hung_up(receive: Receive) -> None:
+async def _end_when_gone(patience: asyncio.Timeout, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    patience.reschedule(asyncio.get_running_loop().time())

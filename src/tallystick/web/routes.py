@@ -65,7 +65,7 @@ def routes(
     vitals: Vitals,
     documentation: Documentation,
 ) -> tuple[Route, ...]:
-    """The table. The hottest path stands first: routing goes from the top."""
+    """The table. A path without a parameter stands before one whose parameter it would fit."""
     return (*_operations(operations), *flows, *_accounts(accounts), *_service(vitals, documentation))
 
 

@@ -1,10 +1,12 @@
 """What is put on Stripe's wire, and what is believed of what comes back."""
 
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.core.keys import digest
 from tallystick.core.provider import (
@@ -16,6 +18,7 @@ from tallystick.core.provider import (
     Unknown,
 )
 from tallystick.core.secret import Secret
+from tallystick.providers.stripe import request
 from tests.providers.scripted import Asked, Canned, scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import CHARGE, CONNECTED_PAYOUT, PAYOUT, REFERENCE, REFUND, TRANSFER, reply_to, send
@@ -347,3 +350,13 @@ async def test_another_key_is_another_request() -> None:
     answer, asked = await sent(other, Canned(200, reply_to(TRANSFER)))
     assert asked.headers["idempotency-key"] != REFERENCE
     assert isinstance(answer, Unknown), "the reply is about the other one"
+
+
+WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(pairs=st.lists(st.tuples(WRITABLE, WRITABLE | st.from_regex("[A-Za-z0-9]{1,64}"))))
+def test_what_is_not_quoted_needs_no_quoting(pairs: list[tuple[str, str]]) -> None:
+    """Bytes of a request never change: those of a release before this one are sent again by it."""
+    plainly = "&".join(f"{quote(name, safe='[]')}={quote(value, safe='')}" for name, value in pairs)
+    assert request.form(tuple(pairs)) == plainly

@@ -11,6 +11,7 @@ Stripe (docs/providers.md 2.2).
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
@@ -109,7 +110,18 @@ def payment_filter(payment_id: str) -> tuple[str, str] | None:
 
 def form(pairs: Pairs) -> str:
     """Flat pairs, form-encoded. Names keep their brackets, as the official package sends them."""
-    return "&".join(f"{quote(name, safe='[]')}={quote(value, safe='')}" for name, value in pairs)
+    return "&".join([f"{_quoted_name(name)}={_quoted(value)}" for name, value in pairs])
+
+
+# Names are the same in each request.
+@lru_cache(maxsize=64)
+def _quoted_name(name: str) -> str:
+    return quote(name, safe="[]")
+
+
+def _quoted(value: str) -> str:
+    # Keys, amounts and currencies are nothing but letters and digits: there is nothing to quote in those.
+    return value if value.isascii() and value.isalnum() else quote(value, safe="")
 
 
 def _charge(charge: Charge, minor: int) -> Request | Refused:
