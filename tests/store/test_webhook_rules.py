@@ -170,7 +170,18 @@ RAW = (
     "INSERT INTO tally.webhook_events (number, provider, event_id, type, received_at, due_at{more}) "
     "VALUES (nextval('tally.webhook_number'), 'simulator', 'raw', 't', now(), now(){values})"
 )
+DONE = ", status, processed_at", ", 'PROCESSED_OK', now()"
+MOVEMENT = (
+    ", purpose, provider_id, reference, parent, amount_micros, currency, state, word",
+    ", 'charge', '7', '', '', 1, 'EUR', 'moved', 'x'",
+)
+NAMED = ", object_id, object_purpose", ", '7', 'transfer'"
 BORN_WRONG = (
+    # Done at once is only what tells of no movement, and names none.
+    (DONE[0] + MOVEMENT[0], DONE[1] + MOVEMENT[1], "TS004"),
+    (DONE[0] + NAMED[0], DONE[1] + NAMED[1], "TS004"),
+    (", status, reason", ", 'DEAD_LETTER', 'x'", "TS004"),
+    (", status, processed_at", ", 'PROCESSED_COMPENSATED', now()", "TS004"),
     (", status, claim_number, processed_at", ", 'PROCESSED_OK', 1, now()", "TS004"),
     (", status, claim_number, processing_until", ", 'IN_PROCESSING', 1, now()", "TS004"),
     (", tries", ", 3", "TS004"),
@@ -188,9 +199,12 @@ BORN_WRONG = (
 )
 
 
-async def test_an_event_begins_unprocessed(database: Database, owner: asyncpg.Connection) -> None:
+async def test_an_event_begins_unprocessed_unless_it_concerns_nobody(
+    database: Database, owner: asyncpg.Connection
+) -> None:
     for more, values, state in BORN_WRONG:
         await refused(owner, state, RAW.format(more=more, values=values))
+    await owner.execute(RAW.format(more=DONE[0], values=DONE[1]))
 
 
 async def test_no_tenant_reads_events(database: Database, owner: asyncpg.Connection) -> None:

@@ -24,12 +24,15 @@ WITH given AS MATERIALIZED (
     ON CONFLICT DO NOTHING
     RETURNING number
 ), stored AS (
+    -- What tells of no movement and names none concerns nobody: it is done.
     INSERT INTO tally.webhook_events (number, provider, event_id, type, purpose, provider_id, reference, parent, currency,
                                       state, word, object_id, object_purpose, amount_micros, occurred_at, received_at,
-                                      due_at)
+                                      due_at, status, processed_at)
     SELECT number, provider, event_id, type, purpose, provider_id, reference, parent, currency, state, word, object_id,
            object_purpose, amount_micros, timestamptz '2000-01-01 00:00:00Z' + occurred * interval '1 microsecond',
-           statement_timestamp(), statement_timestamp()
+           statement_timestamp(), statement_timestamp(),
+           CASE WHEN purpose IS NULL AND object_purpose IS NULL THEN 'PROCESSED_OK' ELSE 'UNPROCESSED' END,
+           CASE WHEN purpose IS NULL AND object_purpose IS NULL THEN statement_timestamp() END
       FROM fresh JOIN given USING (number)
 ), bodies AS (
     INSERT INTO tally.webhook_body (received_at, number, body)

@@ -1,7 +1,7 @@
 """Adyen's errors: each row of the table means what it says, and whatever has no row is Unknown."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tallystick.core.provider import Busy, Refused, Unknown
@@ -85,13 +85,16 @@ CERTAIN = {(400, "validation"), (422, "validation"), (400, "platform"), (422, "p
     kind=st.sampled_from(["validation", "security", "configuration", "internal", "platform", "other", ABOUT_THE_KEY]),
     transient=st.booleans(),
 )
+@example(status=429, code="", kind="validation", transient=False)
+@example(status=429, code="", kind="validation", transient=True)
 def test_anything_else_is_unknown(status: int, code: str, kind: str, *, transient: bool) -> None:
     answer = classify(TABLE, trouble(reply(status, code, kind, TRANSIENT if transient else {})), ())
-    if code in {"703", "704"} or transient or kind == ABOUT_THE_KEY:
+    is_too_many = status == 429
+    if code in {"703", "704"} or kind == ABOUT_THE_KEY or (transient and not is_too_many):
         assert isinstance(answer, Unknown)
-    elif status in {401, 403}:
+    elif is_too_many or status in {401, 403}:
         assert isinstance(answer, Busy)
-        assert answer.needs_person
+        assert answer.needs_person is not is_too_many
     elif (status, kind) in CERTAIN:
         assert isinstance(answer, Refused)
         assert not answer.replayed
