@@ -1,10 +1,12 @@
 """`tally bench checkout`: reserve, pay, webhook, PAID, end to end over HTTP, everybody after the same SKU.
 
     ours       the service as `tally up` runs it: API, webhook receiver and workers in one process
-    baseline   what most would write (`checkout_baseline`): one transaction for each step, 16 connections
-    both       the same buyers, and the same simulator in a process of its own, which charges and sends signed webhooks
+    baseline   what most would write: one transaction for each step (`checkout_shop`), of the parts that everybody takes
+               (`checkout_plain`: FastAPI, uvicorn, the provider's package)
+    lean       the same shop on our own server, adapter and signature check (`checkout_lean`): the transactions alone
+    all        the same buyers, and the same simulator in a process of its own, which charges and sends signed webhooks
 
-A buyer reserves, pays with a card, and waits until his order is PAID: ours keeps him waiting, the baseline is asked
+A buyer reserves, pays with a card, and waits until his order is PAID: ours keeps him waiting, the others are asked
 again.
 After each run the simulator's books must have one payment for each order that is PAID, and everything is verified.
 """
@@ -24,8 +26,10 @@ import msgspec
 
 from tallystick import app
 from tallystick.bench import cpu, ground, http
-from tallystick.bench.checkout_baseline import CONNECTIONS, SQL
 from tallystick.bench.checkout_load import Bought, Sale
+from tallystick.bench.checkout_plain import IS_HERE
+from tallystick.bench.checkout_service import Side
+from tallystick.bench.checkout_shop import CONNECTIONS, SQL
 from tallystick.bench.result import Result, median, ratio
 from tallystick.errors import require
 from tallystick.providers.http import Http, Reply
@@ -59,22 +63,28 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def checkout(settings: Settings, *, seconds: float, runs: int, seed: int, buyers: int = BUYERS) -> Result:
-    """Medians of several runs of both, in turns."""
-    ours: list[Measured] = []
-    theirs: list[Measured] = []
+    """Medians of several runs of all, in turns."""
+    found: dict[Side, list[Measured]] = {"ours": [], "lean": []}
+    if IS_HERE:
+        found["plain"] = []
     async with ground.server(settings) as dsn:
         for run in range(runs):
-            for is_ours, found in ((True, ours), (False, theirs)):
-                found.append(await _measured(dsn, seconds=seconds, seed=seed + run, buyers=buyers, is_ours=is_ours))
-    value, base = median([one.per_second for one in ours]), median([one.per_second for one in theirs])
+            for side, measured in found.items():
+                measured.append(await _measured(dsn, seconds=seconds, seed=seed + run, buyers=buyers, side=side))
+    rates = {side: median([one.per_second for one in measured]) for side, measured in found.items()}
+    base: Side = "plain" if IS_HERE else "lean"
+    parts = "FastAPI, uvicorn, stripe's package" if IS_HERE else "Starlette, our server and adapter"
     return Result(
         bench="checkout",
-        value=round(value),
+        value=round(rates["ours"]),
         unit="checkouts/s",
-        baseline=round(base),
-        ratio=ratio(value, base),
-        baseline_is=f"Starlette, one transaction per step, {CONNECTIONS} connections, plain tables",
-        details=_figures("", ours) | _figures("baseline_", theirs),
+        baseline=round(rates[base]),
+        ratio=ratio(rates["ours"], rates[base]),
+        baseline_is=f"{parts}; one transaction per step, {CONNECTIONS} connections, plain tables",
+        details=_figures("", found["ours"])
+        | _figures("baseline_", found[base])
+        | {"ratio_to_lean": ratio(rates["ours"], rates["lean"])}
+        | _figures("lean_", found["lean"]),
     )
 
 
@@ -89,12 +99,12 @@ def _figures(prefix: str, found: list[Measured]) -> Details:
     return details
 
 
-async def _measured(server_dsn: str, *, seconds: float, seed: int, buyers: int, is_ours: bool) -> Measured:
+async def _measured(server_dsn: str, *, seconds: float, seed: int, buyers: int, side: Side) -> Measured:
     async with ground.database(server_dsn) as dsn, AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tally-bench-"))
         simulator = await asyncio.to_thread(start, Path(folder) / "books.sqlite")
         stack.push_async_callback(asyncio.to_thread, simulator.stop)
-        async with _service(dsn, simulator.url, is_ours=is_ours) as (port, pid):
+        async with _service(dsn, simulator.url, side) as (port, pid):
             endpoint = {
                 "url": f"http://127.0.0.1:{port}/webhooks/simulator",
                 "secrets": [app.SIMULATOR_WEBHOOK_SECRET],
@@ -108,7 +118,7 @@ async def _measured(server_dsn: str, *, seconds: float, seed: int, buyers: int, 
             bought = await sale.run()
             after = await _cpu(dsn, pid, simulator.pid)
             wal_after, _ = await ground.wal_position(dsn)
-        await _require(dsn, simulator, warm.checkouts + bought.checkouts, is_ours=is_ours)
+        await _require(dsn, simulator, warm.checkouts + bought.checkouts, is_ours=side == "ours")
     used = [1e6 * (late - early) / bought.checkouts for early, late in zip(before, after, strict=True)]
     return Measured(
         bought=bought,
@@ -144,8 +154,7 @@ async def _cpu(dsn: str, service: int, simulator: int) -> tuple[float, ...]:
 
 
 @asynccontextmanager
-async def _service(dsn: str, simulator_url: str, *, is_ours: bool) -> AsyncIterator[tuple[int, int]]:
-    side = "ours" if is_ours else "baseline"
+async def _service(dsn: str, simulator_url: str, side: Side) -> AsyncIterator[tuple[int, int]]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tallystick.bench.checkout_service"),
         *(dsn, simulator_url, http.KEY, _SKU, str(_STOCK), side),

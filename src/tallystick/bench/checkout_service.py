@@ -1,6 +1,6 @@
-"""The shop of `tally bench checkout` in a process of its own: ours, or the baseline.
+"""The shop of `tally bench checkout` in a process of its own: ours, or one of the two it is compared with.
 
-python -m tallystick.bench.checkout_service DSN SIMULATOR KEY SKU STOCK {ours,baseline}
+python -m tallystick.bench.checkout_service DSN SIMULATOR KEY SKU STOCK {ours,plain,lean}
 
 Prints the port, serves until SIGTERM.
 """
@@ -8,31 +8,39 @@ Prints the port, serves until SIGTERM.
 import asyncio
 import gc
 import sys
+from typing import Literal
 
 import uvloop
 
 from tallystick import app
-from tallystick.bench.checkout_baseline import baseline, make
+from tallystick.bench import checkout_plain
+from tallystick.bench.checkout_lean import lean
+from tallystick.bench.checkout_shop import make
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
 from tallystick.web.server import serve
 from tallystick.workers.crew import crew, working
 
+Side = Literal["ours", "plain", "lean"]
 
-async def main(dsn: str, simulator: str, key: str, sku: str, stock: int, *, is_ours: bool) -> None:
+
+async def main(dsn: str, simulator: str, key: str, sku: str, stock: int, *, side: Side) -> None:
     """As `tally up` does it: the API, the webhook receiver and every worker."""
     gc.set_threshold(50_000)
-    if is_ours:
+    if side == "ours":
         async with app.running(Settings(database_url=dsn), migrating=False, simulator_url=simulator) as service:
             owner = await tenants.ensure_tenant(service.database, "default")
             await tenants.add_key(service.database, owner, "admin", key)
             await service.orders.set_stock(owner, sku, stock)
             async with working(crew(service)):
                 await serve(build(service), "127.0.0.1", 0, on_listening=_listening)
+        return
+    await make(dsn, sku, stock)
+    if side == "plain":
+        await checkout_plain.serve(dsn, simulator, _listening)
     else:
-        await make(dsn, sku, stock)
-        async with baseline(dsn, simulator) as simple:
+        async with lean(dsn, simulator) as simple:
             await serve(simple, "127.0.0.1", 0, on_listening=_listening)
 
 
@@ -43,4 +51,4 @@ def _listening(_host: str, port: int) -> None:
 if __name__ == "__main__":
     dsn, simulator, key, sku, stock, side = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(dsn, simulator, key, sku, int(stock), is_ours=side == "ours"))
+        runner.run(main(dsn, simulator, key, sku, int(stock), side=side))  # type: ignore[arg-type]
