@@ -1,24 +1,27 @@
 """What goes wrong inside the simulator: it is said or tried again, and stays where it went wrong. One process."""
 
 import asyncio
+import hmac
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.providers.simulator.books import Books, Entry
-from tallystick.providers.simulator.dialect import Call, Endpoint, Reply, Request
+from tallystick.providers.simulator.dialect import Call, Dialect, Endpoint, Reply, Request
 from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.posting import Posting
+from tallystick.providers.simulator.posting import Answered, Posting
 from tallystick.providers.simulator.server import Simulator
 from tallystick.providers.simulator.stripe.api import Stripe
-from tallystick.providers.simulator.webhooks import AFTER_FAILURE, MOST_AT_ONCE
+from tallystick.providers.simulator.webhooks import AFTER_FAILURE, MOST_AT_ONCE, Webhooks
 from tests.simulator.station import SECRET, Receiver
 
 
@@ -149,6 +152,20 @@ async def test_two_jumps_at_once_are_their_sum(simulator: Simulator) -> None:
     assert simulator.clock.offset_seconds == 20
 
 
+@asynccontextmanager
+async def answering(answer: Callable[[bytes, bytes], Awaitable[int]]) -> AsyncIterator[str]:
+    """The address of a receiver that answers a head and a body with this status, as soon as it is there."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % await answer(head, body))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
 class _Told:
     """In place of a client's connection."""
 
@@ -157,6 +174,15 @@ class _Told:
 
     def answer(self, reply: Reply) -> None:
         self.reply = reply
+
+
+async def statuses(simulator: Simulator, dialect: Dialect, *paths: str) -> list[int]:
+    """What calls of one turn are answered."""
+    told = [_Told() for _ in paths]
+    for path, exchange in zip(paths, told, strict=True):
+        simulator._handling.handle(dialect, Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
+    await until(lambda: all(exchange.reply is not None for exchange in told))
+    return [exchange.reply.status for exchange in told if exchange.reply is not None]
 
 
 @pytest.mark.parametrize("is_halfway", [True, False], ids=["halfway", "before it changed anything"])
@@ -178,13 +204,33 @@ async def test_a_call_that_fails_takes_its_turn_with_it_only_if_it_changed_somet
         def route(self, request: Request) -> Call | Reply:
             return Call("transfer", bad if request.path == "/bad" else good)
 
-    told = [_Told(), _Told()]
-    for path, exchange in zip(("/good", "/bad"), told, strict=True):
-        simulator._handling.handle(Broken(), Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
-    await until(lambda: all(exchange.reply is not None for exchange in told))
-    statuses = [exchange.reply.status for exchange in told if exchange.reply is not None]
-    assert statuses == ([500, 500] if is_halfway else [200, 500])
+    assert await statuses(simulator, Broken(), "/good", "/bad") == ([500, 500] if is_halfway else [200, 500])
     assert [each.id for each in simulator.books.find("stripe", "transfer")] == ([] if is_halfway else ["tr_good"])
+    # One that comes after it in the same turn is told the same, and nothing of it stays.
+    simulator.control.reset()
+    assert await statuses(simulator, Broken(), "/bad", "/good") == ([500, 500] if is_halfway else [500, 200])
+    assert [each.id for each in simulator.books.find("stripe", "transfer")] == ([] if is_halfway else ["tr_good"])
+
+
+async def test_a_call_for_which_the_disk_is_full_takes_its_turn_with_it(simulator: Simulator) -> None:
+    """SQLite undoes the whole transaction, and the call itself had changed nothing: the others were told 200."""
+
+    class Full(Stripe):
+        def route(self, request: Request) -> Call | Reply:
+            return Call("transfer", partial(transfer, request.path))
+
+    def transfer(path: str, books: Books, now: datetime) -> Reply:
+        body = {"filler": "x" * 100_000 if path == "/large" else ""}
+        books.insert(Entry("stripe", "transfer", f"tr_{path[1:]}", "", "", 5, "usd", "moved", now, body))
+        return Reply(200)
+
+    # So that this is no change of the call that fails.
+    simulator.books.next_number()
+    simulator.books.commit()
+    pages = simulator.books.execute("PRAGMA page_count").fetchone()[0]
+    simulator.books.execute(f"PRAGMA max_page_count = {pages}")
+    assert await statuses(simulator, Full(), "/small", "/large") == [500, 500]
+    assert simulator.books.find("stripe", "transfer") == []
 
 
 async def test_no_webhook_leaves_before_its_commit(
@@ -216,16 +262,12 @@ async def test_an_attempt_that_outlasts_its_gap_is_made_again(simulator: Simulat
     """It is then due before others that were sent meanwhile."""
     answers, bodies = asyncio.Queue[int](), list[bytes]()
 
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        bodies.append(await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0])))
-        status = 200 if b"evt_2" in bodies[-1] else await answers.get()
-        writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % status)
-        writer.close()
+    async def slow(_head: bytes, body: bytes) -> int:
+        bodies.append(body)
+        return 200 if b"evt_2" in body else await answers.get()
 
-    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        simulator.set_endpoints({"stripe": Endpoint(f"http://127.0.0.1:{port}/", (SECRET,))})
+    async with answering(slow) as url:
+        simulator.set_endpoints({"stripe": Endpoint(url, (SECRET,))})
         emit(simulator, "stripe", "evt_1")
         await until(lambda: bodies)
         simulator.clock.advance(100_000)
@@ -235,3 +277,115 @@ async def test_an_attempt_that_outlasts_its_gap_is_made_again(simulator: Simulat
         answers.put_nowait(500)
         answers.put_nowait(200)
         await until(lambda: deliveries(simulator)[0][1:3] == ("delivered", 2))
+
+
+async def test_what_comes_while_a_dialect_rests_leaves_when_the_rest_is_over(simulator: Simulator) -> None:
+    """A forgery that was refused is not tried again: nobody was called for the end of the rest, and it took seconds."""
+    forged = asyncio.Event()
+
+    async def strict(head: bytes, body: bytes) -> int:
+        signed = dict(
+            part.split(b"=", 1) for part in head.split(b"stripe-signature: ")[1].split(b"\r\n")[0].split(b",")
+        )
+        is_ours = hmac.digest(SECRET.encode(), signed[b"t"] + b"." + body, "sha256").hex().encode() == signed[b"v1"]
+        # The good one first: the rest begins with the end of the other.
+        if not is_ours:
+            await forged.wait()
+        return 200 if is_ours else 400
+
+    async with answering(strict) as url:
+        simulator.set_endpoints({"stripe": Endpoint(url, (SECRET,))})
+        simulator.faults.add("stripe.webhook:webhook_forged")
+        emit(simulator, "stripe", "evt_1")
+        await until(lambda: [row[1] for row in deliveries(simulator)] == ["pending", "delivered"])
+        simulator.faults.clear()
+        forged.set()
+        await until(lambda: deliveries(simulator)[0][1] == "failed")
+        emit(simulator, "stripe", "evt_2")
+        await until(lambda: deliveries(simulator)[-1][1] == "delivered", 10 * AFTER_FAILURE)
+
+
+async def test_those_under_way_do_not_keep_others_from_the_room_there_is(simulator: Simulator) -> None:
+    """One that is begun once more is due before them: the same few, under way already, were found again and again."""
+    answers = {f"evt_{number}": asyncio.get_running_loop().create_future() for number in range(MOST_AT_ONCE)}
+    seen: list[str] = []
+
+    async def slow(_head: bytes, body: bytes) -> int:
+        seen.append(msgspec.json.decode(body)["id"])
+        if seen.count("evt_0") == 1 or seen[-1] != "evt_0":
+            return await answers[seen[-1]] if seen[-1] in answers else 200
+        await asyncio.Event().wait()
+        return 200
+
+    async with answering(slow) as url:
+        simulator.set_endpoints({"stripe": Endpoint(url, (SECRET,))})
+        emit(simulator, "stripe", "evt_0")
+        await until(lambda: seen)
+        simulator.clock.advance(100_000)
+        simulator.clock.step(None)
+        for number in range(1, MOST_AT_ONCE):
+            emit(simulator, "stripe", f"evt_{number}")
+        await until(lambda: len(seen) == MOST_AT_ONCE)
+        answers["evt_0"].set_result(500)
+        await until(lambda: seen.count("evt_0") == 2)
+        for number in range(MOST_AT_ONCE - 10, MOST_AT_ONCE):
+            answers[f"evt_{number}"].set_result(200)
+        emit(simulator, "stripe", "evt_new")
+        await until(lambda: "evt_new" in seen, 2)
+
+
+async def test_what_the_books_did_not_tell_once_is_sent_all_the_same(
+    simulator: Simulator, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was under way for ever, its neighbours were taken for begun, and whoever waited for them waited for ever."""
+    simulator.set_endpoints({"stripe": Endpoint(receiver.url, (SECRET,)), "adyen": Endpoint(receiver.url, ("AB",))})
+    event_body, failed = Books.event_body, set[str]()
+
+    def at_first_not(self: Books, dialect: str, event_id: str) -> bytes | None:
+        if dialect not in failed:
+            failed.add(dialect)
+            raise sqlite3.OperationalError("disk I/O error")
+        return event_body(self, dialect, event_id)
+
+    monkeypatch.setattr(Books, "event_body", at_first_not)
+    for number in range(3):
+        emit(simulator, "stripe", f"evt_{number}")
+        emit(simulator, "adyen", f"evt_{number}")
+    assert (await control(simulator, "POST", "clock", b'{"advance_seconds": 0}')).status == 500
+    await until(lambda: [row[1] for row in deliveries(simulator)] == ["delivered"] * 6)
+    assert len(receiver.received) == 6
+
+
+async def test_books_that_do_not_tell_are_not_asked_without_a_pause(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+
+    def broken(_self: Webhooks) -> None:
+        asked.append(None)
+        raise sqlite3.DatabaseError("malformed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhooks, "_start_due", broken)
+        simulator.books.wake()
+        await until(lambda: asked)
+        await asyncio.sleep(0.2)
+    assert len(asked) == 1
+
+
+async def test_who_stops_closes_the_books_behind_everybody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is answered at that very moment stays pending, and nothing is done to books that are closed."""
+    simulator = Simulator(tmp_path / "books", every_dialect())
+    await simulator.start()
+    simulator.set_endpoints({"stripe": Endpoint("http://127.0.0.1:9/", (SECRET,))})
+    answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+    simulator._webhooks._posting.post = lambda *_given, **_more: answer  # type: ignore[method-assign]
+    emit(simulator, "stripe", "evt_1")
+    await until(lambda: simulator._webhooks._queues["stripe"].under_way)
+    stopping = asyncio.create_task(simulator.stop())
+    simulator._tending.add_done_callback(lambda _task: answer.set_result(Answered(200, None)))  # type: ignore[union-attr]
+    simulator.books.end_turn()
+    await stopping
+    await asyncio.sleep(0.01)
+    # asyncio writes there what nobody catches.
+    assert not caplog.records

@@ -37,12 +37,14 @@ class File:
         self._connection.execute("PRAGMA temp_store=MEMORY")
         self._undone: sqlite3.Error | None = None
         self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
-        self._is_ending = False
+        self._ending: asyncio.Handle | None = None
         # Called first at the end of each turn: at that moment the file holds nothing that is not committed.
         self.watch: Callable[[sqlite3.Error | None], None] = lambda _error: None
 
     def close(self) -> None:
-        """Commit what is open, then close."""
+        """Commit what is open, then close. Whoever waits for the end of the turn is not told."""
+        if self._ending is not None:
+            self._ending.cancel()
         self.commit()
         self._connection.close()
 
@@ -78,12 +80,15 @@ class File:
     def undo_turn(self, changes: int, error: BaseException) -> None:
         """Something failed halfway that had no savepoint of its own: what it changed goes, and the turn with it.
 
-        All of the turn are told so. If it has changed nothing since `changes`, neither do we.
+        All of the turn are told so, those that come after it too. If it has changed nothing since `changes`, neither
+        do we; but SQLite may have.
         """
-        if self._connection.total_changes != changes:
-            self._connection.rollback()
-            self._undone = sqlite3.OperationalError(f"undone together with a call that failed: {type(error).__name__}")
-            self.forget_what_was_read()
+        if self._connection.total_changes == changes:
+            self._failed(error)
+            return
+        self._connection.rollback()
+        self._undone = sqlite3.OperationalError(f"undone together with a call that failed: {type(error).__name__}")
+        self.forget_what_was_read()
 
     def execute_alone(self, sql: str, values: Sequence[Any]) -> None:
         """`alone` for one statement, which SQLite undoes by itself: without the savepoint."""
@@ -110,9 +115,8 @@ class File:
 
     def end_turn(self) -> None:
         """Commit at the end of this turn of the event loop, even if nobody waits for it."""
-        if not self._is_ending:
-            self._is_ending = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_soon(self._end_turn)
 
     def committed(self) -> asyncio.Future[None]:
         """Done when everything up to now is safe."""
@@ -137,13 +141,16 @@ class File:
     def _end_turn(self) -> None:
         waiting, self._waiting = self._waiting, []
         failed, self._undone = self._undone, None
-        self._is_ending = False
+        self._ending = None
         try:
-            self.commit()
+            if failed is None:
+                self.commit()
         except sqlite3.Error as error:
+            failed = error
+        if failed is not None:
+            # With what came after it: nothing stays of which somebody is told that it failed.
             self._connection.rollback()
             self.forget_what_was_read()
-            failed = error
         self.watch(failed)
         for callback in waiting:
             callback(failed)

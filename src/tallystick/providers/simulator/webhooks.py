@@ -36,7 +36,8 @@ MOST_AT_ONCE: Final = 64
 # Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
 # than the calls that have something to tell. Whoever asked for everything due (`drain`) does not wait.
 AFTER_FAILURE: Final = 0.05
-# Real seconds after an attempt that the books did not take. It stays due, and would be made again at once.
+# Real seconds after an attempt that the books did not take: it stays due, and would be made again at once. And after
+# they did not tell what is due: they would be asked again at once.
 AFTER_UNRECORDED: Final = 1.0
 # Seconds the receiver has: docs/providers.md 3 and 4 (10 s), 5 (5 s); Stripe's is not published (2.10).
 ANSWER_SECONDS: Final = {"stripe": 10.0, "adyen": 10.0, "square": 10.0, "wise": 5.0}
@@ -102,6 +103,10 @@ class Webhooks:
         # Whether one may be held back: those of an earlier run are in the books.
         self._may_hold = True
         self._unrecorded_until: dict[str, float] = {}
+        # Why the books did not tell what is due, when they were last asked; and until when they are not asked again.
+        self._untold: sqlite3.Error | None = None
+        self._untold_until = 0.0
+        self._is_stopped = False
 
     def announce(self, event: Event) -> None:
         """Queue the deliveries of a new event."""
@@ -153,11 +158,20 @@ class Webhooks:
             del self._queues[delivery.dialect].under_way[delivery.number]
             if error is not None:
                 self._not_recorded(delivery, error)
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._untold_until:
+            return
         try:
             self._start_due()
-        except sqlite3.Error:
+        except sqlite3.Error as trouble:
             _LOG.exception("the books do not tell what is due; they are asked again")
+            self._untold, self._untold_until = trouble, loop.time() + AFTER_UNRECORDED
+            for queue in self._queues.values():
+                # Some were found, and not begun.
+                queue.read_again(from_the_start=True)
             self._books.wake()
+        else:
+            self._untold = None
 
     def _start_due(self) -> None:
         """Begin every attempt that is due, as far as there is room."""
@@ -171,11 +185,11 @@ class Webhooks:
 
     def rest(self) -> float | None:
         """How many real seconds the next resting dialect still rests; None: none does."""
-        rests = [self._rest(dialect) for dialect, queue in self._queues.items() if not queue.is_read]
+        rests = [self._rest(dialect) for dialect in self._queues]
         return min((rest for rest in rests if rest > 0), default=None)
 
     def _rest(self, dialect: str) -> float:
-        until = self._unrecorded_until.get(dialect, 0.0)
+        until = max(self._unrecorded_until.get(dialect, 0.0), self._untold_until)
         if not self._hurrying:
             until = max(until, self._failed_until.get(dialect, 0.0))
         return until - asyncio.get_running_loop().time() if until else 0.0
@@ -198,21 +212,26 @@ class Webhooks:
         room = MOST_AT_ONCE - len(queue.under_way)
         if room <= 0:
             return []
-        # From the start, those under way are found once more: they are still due.
-        limit = MOST_AT_ONCE if queue.begun == _NOTHING else room
-        rows = self._books.read(_SQL["due"], (dialect, now, *queue.begun, limit)).fetchall()
-        found = [Delivery(*row) for row in rows if row[0] not in queue.under_way]
-        ready = found[:room]
-        queue.is_read = len(rows) < limit and len(ready) == len(found)
-        if ready:
-            queue.begun = ready[-1].due_at, ready[-1].number
+        ready: list[Delivery] = []
+        while not queue.is_read and len(ready) < room:
+            # From the start, those under way are found once more: they are still due.
+            limit = MOST_AT_ONCE if queue.begun == _NOTHING else room - len(ready)
+            rows = self._books.read(_SQL["due"], (dialect, now, *queue.begun, limit)).fetchall()
+            for delivery in (Delivery(*row) for row in rows):
+                if delivery.number not in queue.under_way:
+                    if len(ready) == room:
+                        return ready
+                    ready.append(delivery)
+                queue.begun = delivery.due_at, delivery.number
+            queue.is_read = len(rows) < limit
         return ready
 
     def _begin(self, delivery: Delivery, queue: _Queue) -> None:
-        queue.under_way[delivery.number] = None
         made_at = self._clock.now()
         event = self._books.event_body(delivery.dialect, delivery.event_id)
         endpoint = self._books.endpoint(delivery.dialect)
+        # Only now: had the books not told one of these, it would be under way for ever.
+        queue.under_way[delivery.number] = None
         if event is None or endpoint is None:
             self._end(delivery, made_at, None, "no endpoint")
             return
@@ -232,6 +251,9 @@ class Webhooks:
         if answer.cancelled():
             return
         trouble = answer.exception()
+        if self._is_stopped:
+            # The books are closed: it is told again after the next start.
+            return
         if trouble is None:
             answered = answer.result()
             self._end(delivery, made_at, answered, f"HTTP {answered.status}")
@@ -241,6 +263,8 @@ class Webhooks:
     def _end(self, delivery: Delivery, made_at: datetime, answered: Answered | None, note: str) -> None:
         if answered is None or answered.status not in _GOOD:
             self._failed_until[delivery.dialect] = asyncio.get_running_loop().time() + AFTER_FAILURE
+            # Somebody must see to it when the rest is over, whatever comes meanwhile.
+            self._books.wake()
         try:
             self._record(delivery, answered, note, made_at)
         except sqlite3.Error as error:
@@ -279,7 +303,6 @@ class Webhooks:
         if state == "pending":
             self._later_at = _UNKNOWN
             queue.read_again(from_the_start=True)
-            self._books.wake()
         elif delivery.dialect in IN_ORDER:
             queue.read_again(from_the_start=False)
         if not self._may_hold:
@@ -306,11 +329,16 @@ class Webhooks:
         return None if self._later_at == _NEVER else from_microseconds(self._later_at)
 
     async def drain(self) -> None:
-        """Return when nothing due is left. Each attempt has a deadline, so this has."""
+        """Return when nothing due is left. Each attempt has a deadline, so this has.
+
+        Raises sqlite3.Error when the books do not take what is done, or do not tell what is due.
+        """
         self._hurrying += 1
         try:
             while True:
                 await self._books.committed()
+                if self._untold is not None:
+                    raise self._untold
                 under_way = [answer for queue in self._queues.values() for answer in queue.under_way.values()]
                 if not under_way:
                     return
@@ -322,6 +350,7 @@ class Webhooks:
 
     def stop(self) -> None:
         """Break off; what was not answered stays pending."""
+        self._is_stopped = True
         self._posting.close()
 
     def report(self, *, dialect: str = "", state: str = "", limit: int = 100) -> list[dict[str, Any]]:
