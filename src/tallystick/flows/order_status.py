@@ -323,7 +323,8 @@ class OrderStatuses:
 
     def _heard(self, payload: str) -> None:
         if payload.startswith(self._own):
-            # What this process changed it was told at once, after the commit: a second read would show the same.
+            # What this process changed it was told at once, after the commit: a second read would show the same. Where
+            # nobody knows whether it was committed, what is kept is at most a second old, and the poll sees to the rest.
             return
         places = store.named(payload)
         if places is None:
