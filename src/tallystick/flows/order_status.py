@@ -324,7 +324,7 @@ class OrderStatuses:
     def _heard(self, payload: str) -> None:
         if payload.startswith(self._own):
             # What this process changed it was told at once, after the commit: a second read would show the same. Where
-            # nobody knows whether it was committed, what is kept is at most a second old, and the poll sees to the rest.
+            # nobody knows whether it was committed, what is kept is a second old at most, and the poll does the rest.
             return
         places = store.named(payload)
         if places is None:
