@@ -1,6 +1,6 @@
 """`checkout_shop` of the parts that everybody takes: FastAPI on uvicorn as it comes, and the provider's own package.
 
-None of it is a dependency of ours. Where one is missing, `checkout_lean` stands in for all of it.
+None of it is a dependency of ours. Where one is missing, it is not measured.
 """
 
 import socket
