@@ -24,6 +24,9 @@ class Limits:
     # Two lanes: while PostgreSQL works on one batch, Python answers the last and gathers the next. A third
     # gained nothing on two cores (docs/benchmarks.md).
     lanes: int = 2
+    # Where lanes join: one begins beside another when this many wait, or when that one has worked for this long.
+    join_items: int = 100
+    join_seconds: float = 0.1
     # Past about 1,000 the cost per operation no longer falls, and everybody waits for the whole batch.
     batch: int = 1_000
     # About one second of work at full speed: a longer queue only hides that the caller must slow down.

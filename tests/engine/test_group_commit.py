@@ -54,9 +54,11 @@ def done(items: Sequence[str]) -> list[str | Literal[SetAside.SET_ASIDE]]:
 
 
 @asynccontextmanager
-async def grouping(script: Script | None = None, limits: Limits = ONE_LANE) -> AsyncIterator[tuple[Work, Group]]:
+async def grouping(
+    script: Script | None = None, limits: Limits = ONE_LANE, *, joining: bool = False
+) -> AsyncIterator[tuple[Work, Group]]:
     work = Work(script)
-    async with GroupCommit(work, limits=limits) as group:
+    async with GroupCommit(work, limits=limits, joining=joining) as group:
         yield work, group
 
 
@@ -122,6 +124,57 @@ async def test_two_lanes_work_side_by_side() -> None:
         assert work.batches == [["first"], ["second"]]
         work.open.set()
         await asyncio.gather(first, second)
+
+
+async def test_what_is_little_is_left_to_gather_behind_the_lane_that_works() -> None:
+    """Two small transactions cost more than one."""
+    async with grouping(limits=replace(ONE_LANE, lanes=2, join_items=3, join_seconds=60.0), joining=True) as (
+        work,
+        group,
+    ):
+        first = await occupied(work, group)
+        others = [group.submit(item, source="a") for item in ("b", "c")]
+        await turns()
+        assert work.batches == [["first"]]
+        work.open.set()
+        await asyncio.gather(first, *others)
+        assert work.batches == [["first"], ["b", "c"]]
+
+
+async def test_another_lane_joins_when_enough_has_gathered() -> None:
+    async with grouping(limits=replace(ONE_LANE, lanes=2, join_items=3, join_seconds=60.0), joining=True) as (
+        work,
+        group,
+    ):
+        first = await occupied(work, group)
+        others = [group.submit(item, source="a") for item in ("b", "c", "d")]
+        await turns()
+        assert work.batches == [["first"], ["b", "c", "d"]]
+        work.open.set()
+        await asyncio.gather(first, *others)
+
+
+async def test_another_lane_joins_one_that_takes_long() -> None:
+    """It may be waiting for somebody's lock: what it holds must not keep the others."""
+    limits = replace(ONE_LANE, lanes=2, join_items=1_000, join_seconds=0.01)
+    joined = asyncio.Event()
+
+    async def script(work: Work, items: list[str], _patient: bool) -> Answers:  # noqa: FBT001
+        if items == ["first"]:
+            await joined.wait()
+        return done(items)
+
+    async with grouping(script, limits, joining=True) as (work, group):
+        first = await occupied(work, group)
+        work.open.set()
+        second = group.submit("second", source="a")
+        assert await asyncio.wait_for(second, 5.0) == "second done"
+        third = group.submit("third", source="a")
+        assert await asyncio.wait_for(third, 5.0) == "third done"
+        assert not first.done()
+        joined.set()
+        await first
+    assert work.batches == [["first"], ["second"], ["third"]]
 
 
 async def test_nobody_is_answered_before_commit_has_returned() -> None:

@@ -1,8 +1,9 @@
 """Group commit: many callers, few transactions.
 
 Callers queue; a lane takes everything that waits (bounded) and runs one transaction for all of it; then each
-caller gets his own answer. There is no timer: an idle lane takes a lone item at once, and while it works the
-next batch gathers by itself.
+caller gets his own answer. Nobody waits for company: a lone item is taken at once, and while lanes work the next
+batch gathers by itself. Where lanes are `joining`, a second one begins only when enough has gathered to be worth a
+commit of its own, or when the first takes long (a lock, a slow disk): two small transactions cost more than one.
 
     submit ──> queue ──> lane ──> work.commit(batch) ──> answers
                  ^                     │ Contended   ──> again, stepping around what is held
@@ -107,12 +108,16 @@ class GroupCommit(Generic[I, A]):
         limits: Limits = LIMITS,
         linger_seconds: float = 0.0,
         in_order: bool = False,
+        joining: bool = False,
     ) -> None:
         """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database.
 
         `linger_seconds`: how long a lane lets a small batch grow. Only where nobody waits for a single answer.
         `in_order`: items that meet are worked on in the order they came, never by two lanes at once.
+        `joining`: a lane begins beside one that works only for `limits.join_items` or after `limits.join_seconds`.
+        Where Python has other things to do meanwhile; else the overlap is worth more than the larger batch.
         """
+        self._join_items = limits.join_items if joining else 0
         self._in_order = in_order
         self._linger_seconds = linger_seconds
         self._work = work
@@ -123,6 +128,10 @@ class GroupCommit(Generic[I, A]):
         self._queue: FairQueue[_Waiting[I, A]] = FairQueue(limits.queue, limits.queue_per_source)
         self._arrived = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        # When each lane that works began its batch.
+        self._begun: dict[int, float] = {}
+        # Looks again at a small batch that was left to gather.
+        self._reminder: asyncio.TimerHandle | None = None
         # Set aside, and not yet back in the queue.
         self._resting: set[_Waiting[I, A]] = set()
         self._unanswered = 0
@@ -137,7 +146,8 @@ class GroupCommit(Generic[I, A]):
     async def __aenter__(self) -> "GroupCommit[I, A]":
         """Start the lanes."""
         self._closing = False
-        self._tasks = [asyncio.create_task(self._lane(), name=f"lane-{number}") for number in range(self._limits.lanes)]
+        lanes = range(self._limits.lanes)
+        self._tasks = [asyncio.create_task(self._lane(number), name=f"lane-{number}") for number in lanes]
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweeper"))
         return self
 
@@ -152,6 +162,8 @@ class GroupCommit(Generic[I, A]):
             # Also when leaving is itself cancelled: no lane may go on behind our back.
             for task in self._tasks:
                 task.cancel()
+            if self._reminder is not None:
+                self._reminder.cancel()
             for waiting in (*self._queue.take(len(self._queue)), *self._resting):
                 self._fail(waiting, Busy(self._limits.retry_after_seconds))
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -181,16 +193,17 @@ class GroupCommit(Generic[I, A]):
         if not self._unanswered:
             self._idle.clear()
         self._unanswered += 1
-        if meets_nothing and not self._arrived.is_set():
+        if meets_nothing and not self._arrived.is_set() and not self._is_left_to_gather():
             self._arrived.set()
 
-    async def _lane(self) -> None:
+    async def _lane(self, number: int) -> None:
         while True:
-            while not self._queue or not (batch := await self._gathered()):
+            while not (batch := await self._gathered()):
                 self._arrived.clear()
                 await self._arrived.wait()
             locks = self._locks(batch)
             self._busy |= locks
+            self._begun[number] = asyncio.get_running_loop().time()
             try:
                 await self._settle(batch)
             except asyncio.CancelledError:
@@ -205,6 +218,7 @@ class GroupCommit(Generic[I, A]):
                     self._fail(waiting, OutcomeUnknown())
             finally:
                 self._busy -= locks
+                del self._begun[number]
                 self._arrived.set()
 
     def _locks(self, batch: list[_Waiting[I, A]]) -> set[Hashable]:
@@ -212,7 +226,25 @@ class GroupCommit(Generic[I, A]):
             return set()
         return {lock for waiting in batch for lock in waiting.footprint}
 
+    def _is_left_to_gather(self) -> bool:
+        """Whether what waits is taken after the lanes that work, and not beside them."""
+        if not self._begun or len(self._queue) >= self._join_items:
+            return False
+        if self._reminder is None:
+            loop = asyncio.get_running_loop()
+            until = min(self._begun.values()) + self._limits.join_seconds
+            if until <= loop.time():
+                return False
+            self._reminder = loop.call_at(until, self._look_again)
+        return True
+
+    def _look_again(self) -> None:
+        self._reminder = None
+        self._arrived.set()
+
     async def _gathered(self) -> list[_Waiting[I, A]]:
+        if not self._queue or self._is_left_to_gather():
+            return []
         if self._linger_seconds and len(self._queue) < _WORTH_A_COMMIT and not self._closing:
             await asyncio.sleep(self._linger_seconds)
         return self._take()

@@ -125,9 +125,11 @@ class Payments:
             leave_seconds=limits.send_seconds,
         )
         self._clicks: GroupCommit[Click, Clicked] = GroupCommit(
-            ClickWork(database, self._terms, changed), limits=limits
+            ClickWork(database, self._terms, changed), limits=limits, joining=True
         )
-        self._recorder: GroupCommit[Result, bool] = GroupCommit(RecordWork(database, changed), limits=limits)
+        self._recorder: GroupCommit[Result, bool] = GroupCommit(
+            RecordWork(database, changed), limits=limits, joining=True
+        )
         self._flights: dict[_Flight, asyncio.Task[Paid]] = {}
         self._stack = AsyncExitStack()
 
