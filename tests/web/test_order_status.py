@@ -17,9 +17,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick import app
+from tallystick.core.idempotency import Tenant
 from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import tenant
+from tallystick.store.tenant import Access
 from tallystick.web import api, examples, order_status, server
+from tallystick.web.call import WHEN_GONE, Call
+from tallystick.web.call_protocol import _Calling
 from tests import servers
 from tests.web.site import Site
 from tests.web.test_order import post, wish
@@ -312,14 +316,18 @@ async def test_every_alert_looks_at_figures_that_are_shown(dsn: str) -> None:
 
 
 class Caller:
-    """Who asks, and may hang up."""
+    """Who asks, and may hang up. By the short way that is told; by the ordinary one it has to be received."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_short: bool) -> None:
         self._is_gone = asyncio.Event()
         self._messages = [{"type": "http.request", "body": b"", "more_body": False}]
+        self._calling = _Calling(b"")
+        scope: dict[str, Any] = {WHEN_GONE: self._calling.when_gone} if is_short else {}
+        self.call = Call(scope, self.receive, Access(Tenant(0, ""), "nobody", ""))
 
     def hang_up(self) -> None:
         self._is_gone.set()
+        self._calling.set()
 
     async def receive(self) -> dict[str, Any]:
         if self._messages:
@@ -339,12 +347,13 @@ async def left_over() -> set[str]:
     return {str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
+@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("is_answered_first", [True, False])
 async def test_an_answer_and_a_hanging_up_of_the_same_moment_do_not_trouble_each_other(
-    caplog: pytest.LogCaptureFixture, *, is_answered_first: bool
+    caplog: pytest.LogCaptureFixture, *, is_answered_first: bool, is_short: bool
 ) -> None:
-    caller, answer = Caller(), asyncio.get_running_loop().create_future()
-    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+    caller, answer = Caller(is_short=is_short), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.call))
     await asyncio.sleep(0.01)
     steps = [lambda: answer.set_result("told"), caller.hang_up]
     for step in steps if is_answered_first else reversed(steps):
@@ -355,9 +364,10 @@ async def test_an_answer_and_a_hanging_up_of_the_same_moment_do_not_trouble_each
     assert not caplog.records
 
 
-async def test_who_hangs_up_takes_the_question_with_him() -> None:
-    caller, answer = Caller(), asyncio.get_running_loop().create_future()
-    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_who_hangs_up_takes_the_question_with_him(*, is_short: bool) -> None:
+    caller, answer = Caller(is_short=is_short), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.call))
     await asyncio.sleep(0.01)
     caller.hang_up()
     assert await asking is None
@@ -365,17 +375,19 @@ async def test_who_hangs_up_takes_the_question_with_him() -> None:
     assert await left_over() == set()
 
 
-async def test_a_question_that_takes_too_long_is_not_taken_for_a_caller_who_left() -> None:
-    caller, answer = Caller(), asyncio.get_running_loop().create_future()
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_question_that_takes_too_long_is_not_taken_for_a_caller_who_left(*, is_short: bool) -> None:
+    caller, answer = Caller(is_short=is_short), asyncio.get_running_loop().create_future()
     answer.set_exception(TimeoutError("the database"))
     with pytest.raises(TimeoutError, match="the database"):
-        await order_status._unless_gone(waited_for(answer), caller.receive)
+        await order_status._unless_gone(waited_for(answer), caller.call)
     assert await left_over() == set()
 
 
-async def test_a_request_that_is_cancelled_is_cancelled() -> None:
-    caller, answer = Caller(), asyncio.get_running_loop().create_future()
-    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.receive))
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_request_that_is_cancelled_is_cancelled(*, is_short: bool) -> None:
+    caller, answer = Caller(is_short=is_short), asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(order_status._unless_gone(waited_for(answer), caller.call))
     await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

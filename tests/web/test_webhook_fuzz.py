@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from tallystick import app
 from tallystick.eventlog.port import Answered, Delivery
+from tallystick.web.call_protocol import _Calling
 from tallystick.web.protocol import BoundedProtocol
 from tallystick.web.webhook import Front, WebhookReceiver
 from tallystick.web.webhook_protocol import WebhookProtocol, _Shortcut
@@ -86,13 +87,18 @@ class Wire:
 class Side:
     """One of the two ways, with a receiver and a log of its own."""
 
-    def __init__(self, kind: type[BoundedProtocol]) -> None:
+    def __init__(self, kind: type[BoundedProtocol], api: Any = None) -> None:
         self.log = Remembered()
         service: Any = SimpleNamespace(providers={"simulator": app.simulator("http://127.0.0.1:1")}, log=self.log)
         self.receiver = WebhookReceiver(service)
         self._kind = kind
         self._config = uvicorn.Config(
-            Front(self.receiver, _api), http=kind, ws="none", lifespan="off", log_config=None, proxy_headers=False
+            Front(self.receiver, api or _api),
+            http=kind,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
         )
         self._config.load()
         self.short = 0
@@ -107,7 +113,7 @@ class Side:
             if wire.closed:
                 break
             protocol.data_received(piece)
-            self.short += type(protocol.cycle) is _Shortcut
+            self.short += type(protocol.cycle) in {_Shortcut, _Calling}
             # Before the next piece everything is answered that can be: which way takes more turns is no difference.
             await _until(lambda: _is_settled(protocol))
         closed = wire.closed
@@ -258,13 +264,18 @@ def one_request(chance: random.Random, number: int) -> bytes:
         f"{chance.choice(['Stripe-Signature', 'stripe-signature'])}: {signed}",
         "Content-Type: application/json",
     ]
+    return spoiled(chance, f"{method} {path} {version}", lines, raw)
+
+
+def spoiled(chance: random.Random, line: str, lines: list[str], raw: bytes) -> bytes:
+    """A request of these lines: with some left out, odd ones among them, bytes that are others, or its end missing."""
     if chance.random() < 0.04:
         del lines[chance.randrange(len(lines))]
     for _ in range(chance.choice([0, 0, 0, 0, 1, 1, 2])):
         lines.insert(chance.randrange(len(lines) + 1), chance.choice(ODD_LINES))
     chance.shuffle(lines)
     between = "\n" if chance.random() < 0.02 else "\r\n"
-    head = between.join([f"{method} {path} {version}", *lines, "", ""]).encode()
+    head = between.join([line, *lines, "", ""]).encode()
     if b"chunked" in head and chance.random() < 0.7:
         raw = b"%x\r\n%b\r\n0\r\n\r\n" % (len(raw), raw)
     whole = head + raw

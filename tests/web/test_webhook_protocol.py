@@ -29,7 +29,7 @@ class Hooks:
     @property
     def protocols(self) -> list[Any]:
         """Of the connections that are open."""
-        return [each for each in gc.get_objects() if type(each) is WebhookProtocol and each in each.connections]
+        return [each for each in gc.get_objects() if isinstance(each, WebhookProtocol) and each in each.connections]
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

@@ -18,6 +18,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
 PROBLEM_JSON = b"application/problem+json"
+# In a scope whose protocol can tell that the caller has hung up, without being asked again and again.
+WHEN_GONE = "tallystick.when_gone"
 _MAX_QUERY_FIELDS = 20
 
 _encode = msgspec.json.Encoder().encode
@@ -60,6 +62,13 @@ class Call:
                 return Rejected("query_invalid", f"The query parameter {name!r:.80} is unknown or repeated.", remedy)
             found[name] = value
         return found
+
+    def when_gone(self, gone: Callable[[], None] | None) -> bool:
+        """Have this called when the caller hangs up; None: no longer. False: only `receive` can tell."""
+        tell = self.scope.get(WHEN_GONE)
+        if tell is not None:
+            tell(gone)
+        return tell is not None
 
     async def body(self) -> bytes | Rejected:
         """The whole body, declared as JSON. What is too large is refused as soon as that is known."""

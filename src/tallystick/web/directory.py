@@ -45,17 +45,26 @@ class Directory:
     def _find(self, scope: Scope) -> ASGIApp:
         if scope["type"] != "http" or scope.get("root_path"):
             return self.router
-        resource = self._plain.get(scope["path"])
+        found = self.find(scope["path"])
+        if found is None:
+            return self.router
+        resource, parameters = found
+        if parameters:
+            scope["path_params"] = {**scope.get("path_params", {}), **parameters}
+        return resource
+
+    def find(self, path: str) -> tuple[ASGIApp, dict[str, str]] | None:
+        """The resource at a path, and what its parameter is. None: only the router can tell."""
+        resource = self._plain.get(path)
         if resource is not None:
-            return resource
-        rest, value = _apart(scope["path"])
+            return resource, {}
+        rest, value = _apart(path)
         found = self._named.get(rest)
         # An empty parameter is none; and to a pattern a line feed at the end is as good as nothing.
         if found is None or not value or value.endswith("\n"):
-            return self.router
+            return None
         name, resource = found
-        scope["path_params"] = {**scope.get("path_params", {}), name: value}
-        return resource
+        return resource, {name: value}
 
 
 def _apart(path: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 Nothing leaves here but a reply: refusals and exceptions become problems, and every request is counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Final
 
@@ -42,6 +42,13 @@ class Resource:
         started = perf_counter()
         reply = await self._answer(scope, receive)
         await reply.send(send)
+        self._metrics.request(self._path, reply.status, perf_counter() - started)
+
+    async def serve(self, scope: Scope, receive: Receive, write: Callable[[Reply], None]) -> None:
+        """The same for a protocol that writes replies itself. Of `scope` only what `Call` reads has to be there."""
+        started = perf_counter()
+        reply = await self._answer(scope, receive)
+        write(reply)
         self._metrics.request(self._path, reply.status, perf_counter() - started)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from tallystick.errors import Misconfigured
 from tallystick.settings import LIMITS
-from tallystick.web.webhook_protocol import WebhookProtocol
+from tallystick.web.call_protocol import CallProtocol
 
 # Connections the kernel holds while we are busy; more than any test of ours opened at once.
 _BACKLOG: Final = 2048
@@ -38,7 +38,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http=WebhookProtocol,
+            http=CallProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -7,12 +7,12 @@ anything else not one byte is judged here: the server's own parser gets all of i
 way through the same receiver's ASGI application.
 """
 
-import re
 import traceback
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
+from tallystick.web import head
 from tallystick.web.call import Reply
 from tallystick.web.protocol import BoundedProtocol, Header, written
 from tallystick.web.webhook import PREFIX, Arrival, Verifier, WebhookReceiver
@@ -20,29 +20,9 @@ from tallystick.web.webhook import PREFIX, Arrival, Verifier, WebhookReceiver
 log = structlog.get_logger("tallystick.web")
 
 _START: Final = f"POST {PREFIX}".encode()
-_END: Final = b"\r\n\r\n"
-# Heads of providers have less than one kilobyte; a longer one is not looked for here.
-_MOST_HEAD_BYTES: Final = 8 * 1024
 _CLOSED: Final = (b"connection", b"close")
+_LENGTH: Final = head.LENGTH.decode()
 
-# As strict as can be: what is written otherwise may be right too, and is the parser's to judge.
-_FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ?([!-~](?:[ -~]*[!-~])?)")
-_DIGITS: Final = re.compile(r"[0-9]{1,9}")
-_LENGTH: Final = "content-length"
-# They change what a request is, or what becomes of its connection.
-_FRAMING: Final = frozenset(
-    {
-        "connection",
-        "expect",
-        "http2-settings",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 # Providers send the same lines again and again, but for the signature, which is long. Bounded: whoever sends others
 # costs himself the reading of them.
 _MOST_LINES: Final = 1_024
@@ -50,6 +30,13 @@ _MOST_LINE_BYTES: Final = 72
 _MOST_NAME_BYTES: Final = 64
 
 Field = tuple[str, str]
+
+
+class Underway(Protocol):
+    """What took a short way, and is not answered yet."""
+
+    keep_alive: bool
+    response_complete: bool
 
 
 class _Heard:
@@ -118,7 +105,7 @@ class WebhookProtocol(BoundedProtocol):
         """Take the short way, if it is an ordinary webhook and nothing else is under way."""
         if self._coming is not None:
             self._more(self._coming, data)
-        elif not (self._is_between and data.startswith(_START) and self._is_free() and self._taken(data)):
+        elif not (self._is_between and self._is_free() and self._taken(data)):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -167,8 +154,10 @@ class WebhookProtocol(BoundedProtocol):
     def _taken(self, data: bytes) -> bool:
         """False: it is not for the short way, and nothing happened."""
         receiver = self._receiver
-        end = data.find(_END, 0, _MOST_HEAD_BYTES)
-        if end < 0 or receiver is None:
+        if receiver is None or not data.startswith(_START):
+            return False
+        end = data.find(head.END, 0, head.MOST_BYTES)
+        if end < 0:
             return False
         lines = data[:end].split(b"\r\n")
         name = receiver.request_lines.get(lines[0])
@@ -180,7 +169,7 @@ class WebhookProtocol(BoundedProtocol):
         if length < 0 or not receiver.expect(shortcut, length):
             return False
         self.cycle = shortcut  # type: ignore[assignment]
-        start = end + len(_END)
+        start = end + len(head.END)
         whole = start + length
         if len(data) == whole:
             self._gather(shortcut, data[start:])
@@ -218,20 +207,18 @@ class WebhookProtocol(BoundedProtocol):
             value = given.decode("ascii")
             if value.isprintable() and value.strip(" ") == value != "":
                 return name, value
-        match = _FIELD.fullmatch(line)
-        if match is None:
+        read = head.read_field(line)
+        if read is None:
             return None
-        field = match[1].decode("ascii").lower(), match[2].decode("ascii")
-        if field[0] in _FRAMING or (field[0] == _LENGTH and not _DIGITS.fullmatch(field[1])):
-            return None
+        field = read[0].decode("ascii"), read[1].decode("ascii")
         if len(line) <= _MOST_LINE_BYTES:
             if len(self._fields) >= _MOST_LINES:
                 self._fields.clear()
             self._fields[line] = field
-        elif field[0] != _LENGTH and len(match[1]) <= _MOST_NAME_BYTES:
+        elif field[0] != _LENGTH and len(read[0]) <= _MOST_NAME_BYTES:
             if len(self._names) >= _MOST_LINES:
                 self._names.clear()
-            self._names[match[1]] = field[0]
+            self._names[line[: len(read[0])]] = field[0]
         return field
 
     def _more(self, shortcut: _Shortcut, data: bytes) -> None:
@@ -263,7 +250,7 @@ class WebhookProtocol(BoundedProtocol):
             self.failed(shortcut, error)
             return
         if refusal is not None:
-            self._refuse(shortcut, receiver.refuse(shortcut, refusal))
+            self.reply(shortcut, receiver.refuse(shortcut, refusal))
 
     def stored(self, shortcut: _Shortcut, fresh: int) -> None:
         """Acknowledge it. Raises nothing: others were stored with it, and are owed their answers."""
@@ -280,7 +267,7 @@ class WebhookProtocol(BoundedProtocol):
     def failed(self, shortcut: _Shortcut, error: Exception) -> None:
         """Tell the provider to send it again. Raises nothing, like `stored`."""
         try:
-            self._refuse(shortcut, self._receiver.fail(shortcut, error))  # type: ignore[union-attr]
+            self.reply(shortcut, self._receiver.fail(shortcut, error))  # type: ignore[union-attr]
         except Exception:  # noqa: BLE001 - as above
             log.error("webhook_failed", provider=shortcut.name, trace=traceback.format_exc())
             self.transport.abort()
@@ -295,7 +282,8 @@ class WebhookProtocol(BoundedProtocol):
             _acknowledged = acknowledged = headers, written(200, headers, b"")
         return acknowledged[1]
 
-    def _refuse(self, shortcut: _Shortcut, reply: Reply) -> None:
+    def reply(self, shortcut: "Underway", reply: Reply) -> None:
+        """Answer what took a short way."""
         shortcut.response_complete = True
         if self.transport.is_closing():
             return
@@ -307,7 +295,7 @@ class WebhookProtocol(BoundedProtocol):
         self.transport.write(written(reply.status, headers, reply.body))
         self._finished(shortcut)
 
-    def _finished(self, shortcut: _Shortcut) -> None:
+    def _finished(self, shortcut: "Underway") -> None:
         if not shortcut.keep_alive:
             self.transport.close()
         if self.pipeline or not shortcut.keep_alive:
