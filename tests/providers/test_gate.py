@@ -1,6 +1,8 @@
 """The gate: a rate that follows the provider, a bound on calls at once, and no wait longer than the leave."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
@@ -64,15 +66,24 @@ def test_a_429_never_makes_a_slow_account_faster() -> None:
     assert bucket.rate <= 0.5
 
 
+@asynccontextmanager
+async def turn(gate: Gate, until: float) -> AsyncIterator[None]:
+    await gate.enter(until)
+    try:
+        yield
+    finally:
+        gate.leave()
+
+
 async def test_whoever_gives_up_waiting_gives_his_turn_back() -> None:
     gate = Gate(10, concurrency=1000)
-    tasks = [asyncio.create_task(gate.turn(steady() + 600).__aenter__()) for _ in range(200)]
+    tasks = [asyncio.create_task(gate.enter(steady() + 600)) for _ in range(200)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    async with gate.turn(steady() + 2):
+    async with turn(gate, steady() + 2):
         pass
 
 
@@ -81,7 +92,7 @@ async def test_no_more_than_so_many_are_inside() -> None:
 
     async def one() -> None:
         nonlocal inside, most
-        async with gate.turn(steady() + 5):
+        async with turn(gate, steady() + 5):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
@@ -93,32 +104,32 @@ async def test_no_more_than_so_many_are_inside() -> None:
 
 async def test_whose_turn_would_come_too_late_is_told_at_once() -> None:
     gate = Gate(1, concurrency=10)
-    async with gate.turn(steady() + 1):
+    async with turn(gate, steady() + 1):
         pass
     with pytest.raises(TooLong):
-        async with gate.turn(steady() + 0.1):
+        async with turn(gate, steady() + 0.1):
             pytest.fail("it was let in")
 
 
 async def test_whoever_waits_for_a_place_waits_no_longer_than_his_leave() -> None:
     gate = Gate(100_000, concurrency=1)
-    async with gate.turn(steady() + 1):
+    async with turn(gate, steady() + 1):
         with pytest.raises(TooLong):
-            async with gate.turn(steady() + 0.05):
+            async with turn(gate, steady() + 0.05):
                 pytest.fail("it was let in")
-    async with gate.turn(steady() + 1):
+    async with turn(gate, steady() + 1):
         pass
 
 
 async def test_a_place_is_given_back_by_whoever_fails_or_is_cancelled() -> None:
     gate = Gate(100_000, concurrency=1)
     with pytest.raises(RuntimeError):
-        async with gate.turn(steady() + 1):
+        async with turn(gate, steady() + 1):
             raise RuntimeError
-    async with gate.turn(steady() + 1):
-        task = asyncio.create_task(gate.turn(steady() + 60).__aenter__())
+    async with turn(gate, steady() + 1):
+        task = asyncio.create_task(gate.enter(steady() + 60))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    async with gate.turn(steady() + 1):
+    async with turn(gate, steady() + 1):
         pass

@@ -1,14 +1,18 @@
 """The line: the breaker stops new sends and nothing else; a 429 slows everybody; evidence holds no secret."""
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.core.provider import Busy, Sending
 from tallystick.providers.breaker import FAILURES_TO_OPEN
 from tallystick.providers.http import NotSent, Reply
-from tallystick.providers.line import Line, Said, excerpt
+from tallystick.providers.line import SAID_CHARACTERS, Headers, Line, Said, excerpt
 from tallystick.providers.steady import steady
 from tallystick.providers.stripe.facts import FACTS
 from tests.providers.test_http import OK, Handler, peer
@@ -136,6 +140,29 @@ async def test_credentials_that_are_echoed_come_no_further() -> None:
         assert SECRET not in repr(said)
 
 
+async def test_credentials_that_were_changed_are_hidden_from_then_on() -> None:
+    """Also where they are changed in the same list."""
+    held: list[tuple[str, str]] = []
+    secrets = [f"sk_live_number_{number}_of_three" for number in range(3)]
+    echoes = [b"HTTP/1.1 401 X\r\ncontent-length: 25\r\n\r\n%s" % secret.encode() for secret in secrets]
+    async with peer(*echoes) as server:
+        one = Line(FACTS, server.base, authorization=lambda: held)
+        for secret in secrets:
+            held[:] = [("authorization", f"Bearer {secret}")]
+            said = await one.ask("GET", "/x")
+            assert isinstance(said.result, Reply)
+            assert said.result.body == b"(hidden)"
+
+
+async def test_credentials_are_hidden_as_json_writes_them() -> None:
+    headers: Headers = (("x-api-key", 'a/b"c\\d-and-some-more'),)
+    echo = rb'{"plain":"a/b\"c\\d-and-some-more","slashed":"a\/b\"c\\d-and-some-more"}'
+    async with peer(b"HTTP/1.1 401 X\r\ncontent-length: %d\r\n\r\n%s" % (len(echo), echo)) as server:
+        said = await Line(FACTS, server.base, authorization=lambda: headers).ask("GET", "/x")
+        assert isinstance(said.result, Reply)
+        assert said.result.body == b'{"plain":"(hidden)","slashed":"(hidden)"}'
+
+
 def test_what_opens_something_is_hidden_in_an_excerpt() -> None:
     body = b'{"id":"pi_1","client_secret":"pi_1_secret_xyz","access_token" : "t0k3n"}'
     assert excerpt(body) == '{"id":"pi_1","client_secret":"(hidden)","access_token" : "(hidden)"}'
@@ -148,3 +175,39 @@ def test_an_escaped_quote_does_not_end_a_secret() -> None:
 def test_a_secret_cut_off_by_the_excerpts_end_is_hidden_too() -> None:
     body = b'{"x":"' + b"a" * 470 + b'","client_secret":"pi_1_secret_xyz_and_more_of_it_until_past_the_end"}'
     assert "secret_xyz" not in excerpt(body)
+
+
+NAMES = (
+    "client_secret",
+    "sessionData",
+    "paymentData",
+    "authorisationToken",
+    "redirectData",
+    "MD",
+    "access_token",
+    "token",
+    "secret",
+)
+CONFIDENTIAL = re.compile(rf'("(?:{"|".join(NAMES)})"\s*:\s*")(?:[^"\\]|\\.)*')
+
+
+def bodies() -> st.SearchStrategy[str]:
+    """Pieces of JSON in any order, whole and broken: names in quotes and half in quotes, escapes, odd spaces."""
+    names = st.sampled_from([*NAMES, "Data", "D", "oken", "id"])
+    members = st.builds(lambda name, value: f'"{name}":"{value}"', names, st.text('ab\\"tokenMD', max_size=6))
+    scraps = st.sampled_from(['"', '\\"', "\\", ":", '":"', ' : "', ",", "\n", "\u2003", "\x1c", "{", "é"])
+    long = st.integers(1, 600).map(lambda length: "a" * length)
+    return st.lists(st.one_of(names, names.map(lambda name: f'"{name}"'), members, scraps, long)).map("".join)
+
+
+@given(bodies())
+def test_an_excerpt_hides_what_the_plain_pattern_hides(body: str) -> None:
+    """The value's part of it is written out for speed: not one byte may come out otherwise."""
+    text = body.encode()[: SAID_CHARACTERS * 2].decode("utf-8", "replace")
+    assert excerpt(body.encode()) == CONFIDENTIAL.sub(r"\1(hidden)", text)[:SAID_CHARACTERS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_hidden_wherever_it_stands(name: str) -> None:
+    for before in range(0, SAID_CHARACTERS, 50):
+        assert "0p3n5" not in excerpt(f'{{"x":"{"a" * before}","{name}":"0p3n5"}}'.encode())

@@ -5,8 +5,6 @@ not. And a bound on calls in flight. Waiting is bounded by the caller's leave to
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 from tallystick.providers.steady import steady
@@ -77,9 +75,11 @@ class Gate:
         self.bucket = Bucket(per_second, steady())
         self._places = asyncio.Semaphore(concurrency)
 
-    @asynccontextmanager
-    async def turn(self, until: float) -> AsyncIterator[None]:
-        """Wait for a place and a token, at most until then on the steady clock; raises TooLong."""
+    async def enter(self, until: float) -> None:
+        """Wait for a place and a token, at most until then on the steady clock. Whoever is let in must `leave`.
+
+        Raises TooLong. No context manager: that takes as long again as what it guards.
+        """
         if self._places.locked():
             try:
                 async with asyncio.timeout(max(0.0, until - steady())):
@@ -90,17 +90,26 @@ class Gate:
             await self._places.acquire()
         try:
             wait = self.bucket.take(steady())
-            while wait > 0:
-                if steady() + wait >= until:
-                    self.bucket.give_back()
-                    raise TooLong(wait)
-                try:
-                    await asyncio.sleep(wait)
-                except BaseException:
-                    self.bucket.give_back()
-                    raise
-                # While we waited the provider may have asked everybody to stay away longer.
-                wait = self.bucket.closed_for(steady())
-            yield
-        finally:
-            self._places.release()
+            if wait > 0:
+                await self._pass(wait, until)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self._places.release()
+
+    async def _pass(self, wait: float, until: float) -> None:
+        """Wait until the token may be used. Whoever does not get so far gives it back."""
+        while wait > 0:
+            if steady() + wait >= until:
+                self.bucket.give_back()
+                raise TooLong(wait)
+            try:
+                await asyncio.sleep(wait)
+            except BaseException:
+                self.bucket.give_back()
+                raise
+            # While we waited the provider may have asked everybody to stay away longer.
+            wait = self.bucket.closed_for(steady())

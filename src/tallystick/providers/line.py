@@ -32,7 +32,7 @@ _REQUEST_IDS: Final = ("request-id", "pspreference", "x-request-id", "x-external
 # What a body may hold that opens something: a client secret, a session, a token.
 _CONFIDENTIAL: Final = re.compile(
     r'("(?:client_secret|sessionData|paymentData|authorisationToken|redirectData|MD|access_token|token|secret)"\s*:\s*")'
-    r'(?:[^"\\]|\\.)*'
+    r'[^"\\]*(?:\\.[^"\\]*)*'
 )
 
 Headers = Sequence[tuple[str, str]]
@@ -74,17 +74,20 @@ class Line:
         self, method: str, path: str, *, headers: Headers = (), body: bytes = b"", sending: Sending
     ) -> Said | Busy:
         """A call that may move money. Busy: breaker, gate or clock stopped it, and not one byte was written."""
-        away = self.breaker.admit(steady())
+        began, said = steady(), None
+        away = self.breaker.admit(began)
         if away > 0:
             return Busy(
                 code="breaker_open",
                 message=f"{self._facts.name} is not answering ({self.breaker.reason}); nothing was sent.",
                 after_seconds=away,
             )
-        began, said = steady(), None
         try:
-            async with self.gate.turn(sending.sendable_until):
+            await self.gate.enter(sending.sendable_until)
+            try:
                 said = await self._exchange(method, path, headers, body, sendable_until=sending.sendable_until)
+            finally:
+                self.gate.leave()
         except TooLong as error:
             return Busy(
                 code="gate_full",
@@ -106,8 +109,11 @@ class Line:
         """A call that moves nothing."""
         until = steady() + QUESTION_SECONDS
         try:
-            async with self.gate.turn(until):
+            await self.gate.enter(until)
+            try:
                 return await self._exchange(method, path, headers, body, sendable_until=until)
+            finally:
+                self.gate.leave()
         except TooLong as error:
             reason = f"too much is waiting for {self._facts.name} ({error})"
             return Said(NotSent(reason), Exchange(asked=f"{method} {path}", status=0, said=reason))
