@@ -323,6 +323,18 @@ def test_nothing_can_be_smuggled_into_the_head(path: str, header: str) -> None:
         Http("http://127.0.0.1:1").request("GET", path, [("name", header)])
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("body", [b"", b"a=1"])
+@pytest.mark.parametrize("headers", [[], [("a", "1")], [("a", "1"), ("b", "\xe9")]])
+def test_a_request_is_its_lines_and_its_body(method: str, body: bytes, headers: list[tuple[str, str]]) -> None:
+    lines = [f"{method} /v1/x HTTP/1.1", "host: 127.0.0.1:1", *(f"{name}: {value}" for name, value in headers)]
+    lines.append("accept-encoding: identity")
+    if body or method == "POST":
+        lines.append(f"content-length: {len(body)}")
+    expected = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    assert Http("http://127.0.0.1:1/v1").request(method, "/x", headers, body) == expected
+
+
 async def test_two_hundred_calls_are_in_flight_at_once() -> None:
     arrived = 0
     all_here = asyncio.Event()

@@ -78,6 +78,7 @@ class _Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._look: select.poll | None = None
         self.usable = True
         self.idle_since = 0.0
 
@@ -119,7 +120,7 @@ class _Connection(asyncio.Protocol):
         if steady() >= sendable_until:
             return NotSent("the leave to send ran out", expired=True)
         transport.write(request)
-        timer = loop.call_later(answer_seconds, self._fail, f"no whole answer within {answer_seconds:g} s")
+        timer = loop.call_later(answer_seconds, self._late, answer_seconds)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -134,9 +135,11 @@ class _Connection(asyncio.Protocol):
         wire = None if transport is None else transport.get_extra_info("socket")
         if not self.usable or wire is None or wire.fileno() < 0:
             return False
-        look = select.poll()
-        look.register(wire.fileno(), select.POLLIN)
-        return not look.poll(0)
+        if self._look is None:
+            # The number stays this connection's for as long as its socket is open, which was just asked.
+            self._look = select.poll()
+            self._look.register(wire.fileno(), select.POLLIN)
+        return not self._look.poll(0)
 
     def close(self) -> None:
         """Also what the kernel still holds to send is dropped: it must not reach the provider after we gave up."""
@@ -149,6 +152,9 @@ class _Connection(asyncio.Protocol):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wire.fileno())) as options:
                 options.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
+
+    def _late(self, answer_seconds: float) -> None:
+        self._fail(f"no whole answer within {answer_seconds:g} s")
 
     def _fail(self, reason: str) -> None:
         self.close()
@@ -218,22 +224,21 @@ class Http:
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
-        self._host_header = parts.netloc
+        self._host_line = f" HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         self._idle: deque[_Connection] = deque()
         self._closed = False
 
     def request(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes = b"") -> bytes:
         """The bytes of a request. Raises ValueError for a header or path that would end early."""
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"host: {self._host_header}"]
-        lines.extend(f"{name}: {value}" for name, value in headers)
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        length = f"content-length: {len(body)}\r\n" if body or method != "GET" else ""
         # A compressed bomb and a length that is not the body's are two troubles we need not have.
-        lines.append("accept-encoding: identity")
-        if body or method != "GET":
-            lines.append(f"content-length: {len(body)}")
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or " " in path:
+        head = f"{method} {self._prefix}{path}{self._host_line}{fields}accept-encoding: identity\r\n{length}\r\n"
+        # Of the request line, host, accept-encoding and the empty line, beside the headers' own.
+        breaks = len(headers) + (5 if length else 4)
+        if head.count("\n") != breaks or head.count("\r") != breaks or " " in path:
             raise ValueError("a header or the path contains a line break or a space")
-        return head.encode("latin-1") + b"\r\n\r\n" + body
+        return head.encode("latin-1") + body
 
     async def send(self, request: bytes, *, sendable_until: float, answer_seconds: float) -> Result:
         """Write these bytes once. Never raises for what the network did."""
