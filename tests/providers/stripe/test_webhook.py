@@ -96,6 +96,32 @@ def test_a_signature_of_any_secret_is_the_standard_librarys(secret: str, body: b
     assert webhook._signature(Secret(secret.encode("utf-8", "replace").decode()), "1700000000", body) == expected
 
 
+@given(
+    st.text("0123456789 ²x", min_size=10, max_size=10) | st.just("1700000000"),
+    st.text("0123456789abcdef", min_size=64, max_size=64)
+    | st.text("af09, =tv1é²_", min_size=64, max_size=64)
+    | st.just("0" * 50 + ",t=1700000000 "),
+)
+def test_an_ordinary_header_is_read_as_any_other_is(time: str, signature: str) -> None:
+    """A scheme that is passed over makes it one that is not ordinary, and changes nothing else."""
+    header = f"t={time},v1={signature}"
+    assert webhook._parsed(header) == webhook._parsed(f"{header},v0=00")
+
+
+@pytest.mark.parametrize("indent", [0, 2])
+def test_a_guess_at_what_an_event_is_about_changes_nothing_but_the_time(indent: int) -> None:
+    """However it is spaced and ordered: one that is guessed wrong is read step by step."""
+    thing = {"id": "pi_1", "amount": 1, "currency": "eur", "status": "succeeded", "created": SIGNED_AT}
+    event = {"id": "evt_1", "type": "payment_intent.succeeded", "created": SIGNED_AT}
+    things: list[dict[str, Any]] = [{"object": "payment_intent"} | thing, thing | {"object": "payment_intent"}]
+    events = [event | {"data": {"object": thing}} for thing in things]
+    events += [{"data": {"object": things[0]}} | event, {"x": "a" * 500} | events[0]]
+    bodies = [msgspec.json.format(msgspec.json.encode(event), indent=indent) for event in events]
+    told = [msgspec.structs.replace(webhook.parse(body), body=b"") for body in bodies]
+    assert told == [told[0]] * len(told)
+    assert told[0].movement is not None
+
+
 PAYMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "of a connected account": {"account": "acct_1"},
