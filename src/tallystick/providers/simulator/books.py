@@ -73,8 +73,9 @@ class Books(File):
 
     # -- objects
 
-    def insert(self, entry: Entry) -> None:
-        """Raises sqlite3.IntegrityError when the id is taken."""
+    def insert(self, entry: Entry) -> bytes:
+        """Returns the body as it is stored, JSON. Raises sqlite3.IntegrityError when the id is taken."""
+        body = _encode(entry.body)
         self.execute(
             _SQL["insert_entry"],
             (
@@ -88,15 +89,21 @@ class Books(File):
                 entry.currency,
                 entry.state,
                 to_microseconds(entry.created_at),
-                _encode(entry.body),
+                body,
             ),
         )
+        return body
 
-    def replace(self, entry: Entry) -> None:
-        """Store the object's new state. Its time and place in lists stay. Raises KeyError when there is none."""
-        values = (entry.reference, entry.parent, entry.amount, entry.currency, entry.state, _encode(entry.body))
+    def replace(self, entry: Entry) -> bytes:
+        """Store the object's new state. Its time and place in lists stay. Raises KeyError when there is none.
+
+        Returns the body as it is stored, JSON.
+        """
+        body = _encode(entry.body)
+        values = (entry.reference, entry.parent, entry.amount, entry.currency, entry.state, body)
         if not self.execute(_SQL["replace_entry"], (*values, entry.dialect, entry.kind, entry.id)).rowcount:
             raise KeyError(entry.id)
+        return body
 
     def get(self, dialect: str, kind: str, id: str) -> Entry | None:  # noqa: A002  the provider's word
         row = self.execute(_SQL["get_entry"], (dialect, kind, id)).fetchone()

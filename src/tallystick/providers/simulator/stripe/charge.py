@@ -15,7 +15,7 @@ import msgspec
 
 from tallystick.providers.simulator.books import Books, Entry
 from tallystick.providers.simulator.stripe import balance as stripe_balance
-from tallystick.providers.simulator.stripe.wire import DIALECT, Context, emit, owned, unix
+from tallystick.providers.simulator.stripe.wire import DIALECT, Context, emit, owned, shown, unix
 
 # The end of the payment method's name: (code, decline_code).
 DECLINES: Final = {
@@ -37,9 +37,10 @@ def decline(payment_method: str) -> tuple[str, str | None] | None:
 
 
 def charge(
-    books: Books, now: datetime, intent: dict[str, Any], context: Context, *, declined: tuple[str, str | None] | None
+    books: Books, now: datetime, paid: Entry, context: Context, *, declined: tuple[str, str | None] | None
 ) -> dict[str, Any]:
-    """Insert the charge, good or declined."""
+    """Insert the charge, good or declined, of this PaymentIntent."""
+    intent = paid.body
     id_ = books.next_id("ch_")
     taken = declined is None and intent["capture_method"] != "manual"
     body = {
@@ -72,12 +73,12 @@ def charge(
         **owned(context),
     }
     state = "failed" if declined is not None else "moved" if taken else "waiting"
-    reference = intent["_reference"]
     if taken:
         body["balance_transaction"] = _paid_in(books, now, body, context)
-    values = (id_, reference, intent["id"], intent["amount"], intent["currency"], state, now)
-    books.insert(Entry(DIALECT, "charge", *values, body))
-    emit(books, now, "charge.failed" if declined else "charge.succeeded", body, context)
+    values = (id_, paid.reference, paid.id, intent["amount"], intent["currency"], state, now)
+    stored = books.insert(Entry(DIALECT, "charge", *values, body))
+    event = "charge.failed" if declined else "charge.succeeded"
+    emit(books, now, event, body, context, snapshot=shown(body, stored))
     return body
 
 

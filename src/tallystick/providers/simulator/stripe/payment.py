@@ -24,7 +24,7 @@ from tallystick.providers.simulator.stripe.wire import (
     check_names,
     currency,
     emit,
-    good,
+    good_json,
     metadata,
     missing,
     own,
@@ -33,6 +33,7 @@ from tallystick.providers.simulator.stripe.wire import (
     reference,
     refuse,
     rendered,
+    shown,
     unix,
 )
 
@@ -131,16 +132,15 @@ def create(books: Books, now: datetime, *, asked: Asked, context: Context) -> Re
         "payment_method_types": ["card"],
         "status": "requires_confirmation" if method else "requires_payment_method",
         "transfer_group": asked.given.get("transfer_group"),
-        "_reference": reference(asked.metadata),
         **owned(context),
     }
-    values = (id_, body["_reference"], "", asked.amount, asked.currency, "waiting", now, body)
+    values = (id_, reference(asked.metadata), "", asked.amount, asked.currency, "waiting", now, body)
     entry = Entry(DIALECT, KIND, *values)
-    books.insert(entry)
-    emit(books, now, "payment_intent.created", body, context)
+    snapshot = shown(body, books.insert(entry))
+    emit(books, now, "payment_intent.created", body, context, snapshot=snapshot)
     if asked.given.get("confirm") == "true" and method:
         return _attempt(books, now, entry, context)
-    return good(context, rendered(body))
+    return good_json(context, snapshot)
 
 
 def confirm(books: Books, now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:
@@ -209,7 +209,7 @@ def _attempt(books: Books, now: datetime, entry: Entry, context: Context) -> Rep
 
 
 def _succeed(books: Books, now: datetime, entry: Entry, context: Context) -> Reply:
-    charged = stripe_charge.charge(books, now, entry.body, context, declined=None)
+    charged = stripe_charge.charge(books, now, entry, context, declined=None)
     common: dict[str, Any] = {"latest_charge": charged["id"], "last_payment_error": None, "next_action": None}
     if not charged["captured"]:
         held = _with(entry, status="requires_capture", amount_capturable=entry.amount, **common)
@@ -219,7 +219,7 @@ def _succeed(books: Books, now: datetime, entry: Entry, context: Context) -> Rep
 
 
 def _decline(books: Books, now: datetime, entry: Entry, why: tuple[str, str | None], context: Context) -> Reply:
-    charged = stripe_charge.charge(books, now, entry.body, context, declined=why)
+    charged = stripe_charge.charge(books, now, entry, context, declined=why)
     code, decline_code = why
     error = {"type": "card_error", "code": code, "message": "Your card was declined.", "charge": charged["id"]}
     if decline_code is not None:
@@ -238,9 +238,9 @@ def _decline(books: Books, now: datetime, entry: Entry, why: tuple[str, str | No
 
 
 def _told(books: Books, now: datetime, entry: Entry, event: str, context: Context) -> Reply:
-    books.replace(entry)
-    emit(books, now, event, entry.body, context)
-    return good(context, rendered(entry.body))
+    snapshot = shown(entry.body, books.replace(entry))
+    emit(books, now, event, entry.body, context, snapshot=snapshot)
+    return good_json(context, snapshot)
 
 
 def _with(entry: Entry, **fields: Any) -> Entry:  # noqa: ANN401  the provider's fields

@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote_plus
 
@@ -26,6 +27,7 @@ LARGEST_AMOUNT: Final = 999_999_999_999
 # docs/providers.md 2.9: where a client puts its own id.
 REFERENCE_FIELDS: Final = ("tally_key", "ref", "reference")
 _ENCODE: Final = msgspec.json.Encoder().encode
+# The reference is in the bodies of books that are older.
 _KEPT: Final = frozenset({"_account", "_reference"})
 _PART: Final = re.compile(r"[^\[\]]+")
 # Parameters that are a hash or a list; every other one is a plain value.
@@ -85,7 +87,12 @@ def context(request: Request) -> Context:
 
 def good(context: Context, body: Mapping[str, Any]) -> Reply:
     """200 with the object."""
-    return Reply(200, _ENCODE(body), headers(context))
+    return good_json(context, _ENCODE(body))
+
+
+def good_json(context: Context, body: bytes) -> Reply:
+    """200 with the object, which is JSON already."""
+    return Reply(200, body, headers(context))
 
 
 def headers(context: Context) -> tuple[tuple[str, str], ...]:
@@ -116,31 +123,40 @@ def missing(context: Context, what: str, id_: str, param: str = "id", status: in
 
 def parameters(request: Request) -> Parameters:
     """The body or the query, nested: `metadata[order]=7`, `expand[0]=data`, `created[gte]=1`."""
-    if request.method == "POST":
-        body = request.body.decode("utf-8", "replace")
-        pairs: Iterable[tuple[str, str]] = ((_plain(name), _plain(value)) for name, value in _split(body))
-    else:
-        pairs = ((name, value) for name, values in request.query.items() for value in values)
     found: Parameters = {}
-    for name, value in pairs:
-        parts = _PART.findall(name)
-        if "[" not in name or not parts:
-            found[name] = value
-            continue
-        *outer, last = parts + (["[]"] if name.endswith("[]") else [])
-        inner = found
-        for part in outer:
-            deeper = inner.setdefault(part, {})
-            inner = deeper if isinstance(deeper, dict) else {}
-        inner[str(len(inner)) if last == "[]" else last] = value
+    if request.method == "POST":
+        for pair in request.body.decode("utf-8", "replace").split("&"):
+            name, _, value = pair.partition("=")
+            if name:
+                _put(found, _plain(name), _plain(value))
+    else:
+        for name, values in request.query.items():
+            for value in values:
+                _put(found, name, value)
     return found
 
 
-def _split(body: str) -> Iterable[tuple[str, str]]:
-    for pair in body.split("&"):
-        name, _, value = pair.partition("=")
-        if name:
-            yield name, value
+def _put(found: Parameters, name: str, value: str) -> None:
+    outer, last = _place(name)
+    if not outer:
+        found[last] = value
+        return
+    inner = found
+    for part in outer:
+        deeper = inner.setdefault(part, {})
+        inner = deeper if isinstance(deeper, dict) else {}
+    inner[str(len(inner)) if last == "[]" else last] = value
+
+
+# The same few names come with every call.
+@lru_cache(maxsize=256)
+def _place(name: str) -> tuple[tuple[str, ...], str]:
+    """The hashes a parameter lies in, from the outermost, and its name there; `[]`: the next of a list."""
+    parts = _PART.findall(name)
+    if "[" not in name or not parts:
+        return (), name
+    *outer, last = parts + (["[]"] if name.endswith("[]") else [])
+    return tuple(outer), last
 
 
 def _plain(quoted: str) -> str:
@@ -243,14 +259,30 @@ def owned(context: Context) -> dict[str, str]:
     return {"_account": context.account} if context.account else {}
 
 
-def emit(books: Books, now: datetime, type: str, body: dict[str, Any], context: Context) -> None:  # noqa: A002
-    """An Event with a snapshot of the object, and the key that caused it (docs/providers.md 2.9, 2.10)."""
+def shown(body: dict[str, Any], stored: bytes) -> bytes:
+    """The object as its owner sees it, JSON. `stored` is all of it, JSON: mostly the same."""
+    return stored if _KEPT.isdisjoint(body) else _ENCODE(rendered(body))
+
+
+def emit(
+    books: Books,
+    now: datetime,
+    type: str,  # noqa: A002  Stripe's word
+    body: dict[str, Any],
+    context: Context,
+    *,
+    snapshot: bytes | None = None,
+) -> None:
+    """An Event with a snapshot of the object, and the key that caused it (docs/providers.md 2.9, 2.10).
+
+    Whoever has rendered the object (`shown`) passes that, and it is not done again.
+    """
     event = {
         "id": books.next_id("evt_"),
         "object": "event",
         "api_version": API_VERSION,
         "created": unix(now),
-        "data": {"object": rendered(body)},
+        "data": {"object": rendered(body) if snapshot is None else msgspec.Raw(snapshot)},
         "livemode": False,
         "pending_webhooks": 0 if books.endpoint(DIALECT) is None else 1,
         "request": {
