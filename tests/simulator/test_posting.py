@@ -95,3 +95,22 @@ async def test_a_receiver_that_never_answers_is_told_once_on_a_new_connection() 
         with pytest.raises(NotDelivered):
             await told(Posting(), receiver, b"1")
         assert receiver.connections == 1
+
+
+async def test_each_request_has_its_own_time() -> None:
+    """One timer serves all of them, and goes on with the next."""
+    async with listening(lambda _number: b"") as receiver:
+        posting, loop = Posting(), asyncio.get_running_loop()
+
+        async def lasted() -> float:
+            begun = loop.time()
+            with pytest.raises(NotDelivered, match=r"no answer within 0\.2 s"):
+                await posting.post(receiver.url, (), b"1", seconds=0.2)
+            return loop.time() - begun
+
+        first = asyncio.create_task(lasted())
+        await asyncio.sleep(0.1)
+        # The third begins when nothing is under way any more.
+        for seconds in (*await asyncio.gather(first, lasted()), await lasted()):
+            assert seconds >= 0.19
+        posting.close()

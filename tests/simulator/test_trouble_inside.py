@@ -258,6 +258,22 @@ async def test_no_webhook_leaves_before_its_commit(
     assert uncommitted == [False] * 40
 
 
+async def test_an_event_that_was_undone_alone_is_not_sent(simulator: Simulator, receiver: Receiver) -> None:
+    """Its neighbours are, though what is due is begun without reading it back."""
+    simulator.set_endpoints({"stripe": Endpoint(receiver.url, (SECRET,))})
+    emit(simulator, "stripe", "evt_0")
+    await until(lambda: deliveries(simulator)[0][1] == "delivered")
+    emit(simulator, "stripe", "evt_1")
+    with pytest.raises(RuntimeError), simulator.books.alone():
+        emit(simulator, "stripe", "evt_undone")
+        raise RuntimeError("a bug")
+    emit(simulator, "stripe", "evt_2")
+    await until(lambda: len(receiver.received) == 3)
+    await until(lambda: all(row[1] == "delivered" for row in deliveries(simulator)))
+    assert sorted(event["id"] for event in receiver.events()) == ["evt_0", "evt_1", "evt_2"]
+    assert [row[0] for row in deliveries(simulator)] == ["evt_0", "evt_1", "evt_2"]
+
+
 async def test_an_attempt_that_outlasts_its_gap_is_made_again(simulator: Simulator) -> None:
     """It is then due before others that were sent meanwhile."""
     answers, bodies = asyncio.Queue[int](), list[bytes]()

@@ -52,12 +52,15 @@ class Books(File):
         # Of events that were stored lately, what is sent: most are, a moment later.
         self._bodies: dict[tuple[str, str], bytes] = {}
         self._next_id = self._last_id = 0
+        # How often something was undone, or emptied.
+        self.undone = 0
         # Told of each stored event whose dialect has an endpoint, and queues its delivery.
         self.announce: Callable[[Event], None] = lambda _event: None
         # Told that something is due at a new time.
         self.wake: Callable[[], None] = lambda: None
 
     def forget_what_was_read(self) -> None:
+        self.undone += 1
         # The ids in between were told to nobody, or lie before the stored end.
         self._next_id = self._last_id = 0
         self._settings.clear()

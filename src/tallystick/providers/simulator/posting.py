@@ -37,7 +37,7 @@ class Posting:
 
     def __init__(self) -> None:
         self._receivers: dict[str, _Receiver] = {}
-        self._open: set[_Post] = set()
+        self._open: dict[float, _Open] = {}
 
     def post(
         self, url: str, headers: tuple[tuple[str, str], ...], body: bytes, *, seconds: float
@@ -46,17 +46,53 @@ class Posting:
         receiver = self._receivers.get(url)
         if receiver is None:
             receiver = self._receivers[url] = _Receiver(url)
-        post = _Post(receiver, receiver.request(headers, body), seconds, self._open)
+        open_ = self._open.get(seconds)
+        if open_ is None:
+            open_ = self._open[seconds] = _Open(seconds)
+        post = _Post(receiver, receiver.request(headers, body), open_)
         post.begin()
         return post.answer
 
     def close(self) -> None:
         """Break off what is under way, close what is kept."""
-        for post in list(self._open):
-            post.break_off()
+        for open_ in self._open.values():
+            open_.break_off()
         for receiver in self._receivers.values():
             receiver.close()
         self._receivers.clear()
+
+
+class _Open:
+    """Requests under way that all have the same time: who began first ends first, so one timer is enough for them."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        # Oldest first, with their deadlines in the loop's time.
+        self._posts: dict[_Post, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, post: "_Post") -> None:
+        self._posts[post] = self._loop.time() + self.seconds
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.seconds, self._expire)
+
+    def discard(self, post: "_Post") -> None:
+        self._posts.pop(post, None)
+
+    def break_off(self) -> None:
+        for post in list(self._posts):
+            post.break_off()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for post in [post for post, deadline in self._posts.items() if deadline <= now]:
+            post.expire()
+        oldest = next(iter(self._posts.values()), None)
+        self._timer = None if oldest is None else self._loop.call_at(oldest, self._expire)
 
 
 class _Receiver:
@@ -105,13 +141,10 @@ class _Post:
     and is told again on a new one.
     """
 
-    def __init__(self, receiver: _Receiver, request: bytes, seconds: float, open_: "set[_Post]") -> None:
-        loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Answered] = loop.create_future()
+    def __init__(self, receiver: _Receiver, request: bytes, open_: _Open) -> None:
+        self.answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._receiver = receiver
         self._request = request
-        self._seconds = seconds
-        self._timer = loop.call_later(seconds, self._expire)
         self._open = open_
         self._wire: _Wire | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -162,8 +195,9 @@ class _Post:
         else:
             self._wire.ask(self, self._request)
 
-    def _expire(self) -> None:
-        self._fail(f"no answer within {self._seconds:g} s")
+    def expire(self) -> None:
+        """Its time is over."""
+        self._fail(f"no answer within {self._open.seconds:g} s")
 
     def _fail(self, why: str) -> None:
         wire = self._ended()
@@ -175,7 +209,6 @@ class _Post:
             self.answer.set_exception(NotDelivered(why))
 
     def _ended(self) -> "_Wire | None":
-        self._timer.cancel()
         self._open.discard(self)
         wire, self._wire = self._wire, None
         return wire

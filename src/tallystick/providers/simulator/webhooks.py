@@ -13,6 +13,7 @@ receivers compare that with their own clock. Attempts never block the API, nor o
 import asyncio
 import logging
 import sqlite3
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -47,6 +48,8 @@ _GOOD: Final = range(200, 300)
 _CLIENT_ERRORS: Final = range(400, 500)
 # One queue per endpoint: a failed head holds back the rest (docs/providers.md 3, Retry).
 IN_ORDER: Final = frozenset({"adyen"})
+# Deliveries of a dialect that are begun without reading them back; while its receiver is down, the books keep them.
+_MOST_FRESH: Final = 16 * MOST_AT_ONCE
 _NOTHING: Final = (-1, -1)
 # In place of a time: it must be asked for; there is none.
 _UNKNOWN: Final = -1
@@ -72,12 +75,22 @@ class _Queue:
         self.under_way: dict[int, asyncio.Future[Answered] | None] = {}
         # All that are due and not after this one, as (due_at, number), were begun.
         self.begun = _NOTHING
-        # Whether the books have no other that is due.
+        # Whether the books have no other that is due, apart from the fresh.
         self.is_read = False
+        # Those that were added after all others, oldest first.
+        self.fresh: deque[Delivery] = deque()
+
+    def add(self, delivery: Delivery) -> None:
+        """One that is due, after all others: as soon as it is committed it can be begun."""
+        if self.is_read and len(self.fresh) < _MOST_FRESH:
+            self.fresh.append(delivery)
+        else:
+            self.read_again(from_the_start=False)
 
     def read_again(self, *, from_the_start: bool) -> None:
         """One was added after those that were begun, or, from the start, maybe before them."""
         self.is_read = False
+        self.fresh.clear()
         if from_the_start:
             self.begun = _NOTHING
 
@@ -94,6 +107,8 @@ class Webhooks:
         self._queues = {name: _Queue() for name in dialects}
         # When the next of those will be due that are not yet, in microseconds.
         self._later_at = _UNKNOWN
+        # How often something was undone in the books, when their fresh deliveries were last taken for stored.
+        self._undone = books.undone
         # Attempts whose end this turn's commit makes safe.
         self._recorded: list[Delivery] = []
         # How many wait until nothing due is left.
@@ -139,9 +154,14 @@ class Webhooks:
             due_at = to_microseconds(now + timedelta(seconds=planned.after_seconds))
             self._later_at = _UNKNOWN
             self._books.wake()
-        values = (event.dialect, event.id, planned.trick, due_at, planned.state)
-        self._books.execute(_SQL["insert"], (self._books.next_number(), *values))
-        self._queues[event.dialect].read_again(from_the_start=False)
+        number = self._books.next_number()
+        values = (number, event.dialect, event.id, planned.trick, due_at, planned.state)
+        self._books.execute(_SQL["insert"], values)
+        queue = self._queues[event.dialect]
+        if event.dialect in IN_ORDER or planned.after_seconds:
+            queue.read_again(from_the_start=False)
+        elif planned.state == "pending":
+            queue.add(Delivery(number, event.dialect, event.id, planned.trick, 0, due_at))
         self._books.end_turn()
 
     def resend(self, dialect: str, event_id: str) -> None:
@@ -178,8 +198,13 @@ class Webhooks:
         now = to_microseconds(self._clock.now())
         if now >= self._later_at:
             self._read_later(now)
+        if self._undone != self._books.undone:
+            # Some of the fresh may be among what was undone.
+            self._undone = self._books.undone
+            for queue in self._queues.values():
+                queue.read_again(from_the_start=False)
         for dialect, queue in self._queues.items():
-            if not queue.is_read and self._rest(dialect) <= 0:
+            if (queue.fresh or not queue.is_read) and self._rest(dialect) <= 0:
                 for delivery in self._ready(dialect, queue, now):
                     self._begin(delivery, queue)
 
@@ -199,7 +224,7 @@ class Webhooks:
         found = [self._books.read(_SQL["next"], (dialect, now)).fetchone()[0] for dialect in self._queues]
         self._later_at = min((later_at for later_at in found if later_at is not None), default=_NEVER)
         for queue in self._queues.values():
-            queue.is_read = False
+            queue.read_again(from_the_start=False)
 
     def _ready(self, dialect: str, queue: _Queue, now: int) -> list[Delivery]:
         if dialect in IN_ORDER:
@@ -213,6 +238,9 @@ class Webhooks:
         if room <= 0:
             return []
         ready: list[Delivery] = []
+        while queue.fresh and len(ready) < room:
+            ready.append(queue.fresh.popleft())
+            queue.begun = ready[-1].due_at, ready[-1].number
         while not queue.is_read and len(ready) < room:
             # From the start, those under way are found once more: they are still due.
             limit = MOST_AT_ONCE if queue.begun == _NOTHING else room - len(ready)
