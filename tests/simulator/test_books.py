@@ -56,6 +56,18 @@ def test_an_id_is_taken_once(books: Books) -> None:
         books.replace(entry("tr_2"))
 
 
+def test_what_is_replaced_before_it_was_written_is_one_object(books: Books) -> None:
+    """More of them than wait at once: some are replaced when they were written already."""
+    for number in range(1_500):
+        books.insert(entry(f"tr_{number}", state="waiting"))
+        books.replace(entry(f"tr_{number}", at=NOW + timedelta(days=1), amount=7))
+        if number:
+            books.replace(entry(f"tr_{number - 1}", amount=8))
+    books.commit()
+    found = books.find("stripe", "transfer", limit=2_000, newest_first=False)
+    assert found == [entry(f"tr_{number}", amount=7 if number == 1_499 else 8) for number in range(1_500)]
+
+
 @pytest.mark.parametrize("asked", [{"reference": "r"}, {"parent": "p"}, {"reference": "r", "since": NOW}])
 def test_a_question_about_one_does_not_go_through_all(
     books: Books, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]

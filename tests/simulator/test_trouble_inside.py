@@ -233,6 +233,49 @@ async def test_a_call_for_which_the_disk_is_full_takes_its_turn_with_it(simulato
     assert simulator.books.find("stripe", "transfer") == []
 
 
+async def test_a_row_that_cannot_be_written_undoes_the_turn_it_waited_in(simulator: Simulator) -> None:
+    """Whose row it was is not known any more when it is written: nobody of that turn is told that all is well."""
+
+    class Announcing(Stripe):
+        def route(self, request: Request) -> Call | Reply:
+            return Call("transfer", partial(transfer, request.path[1:]))
+
+    def transfer(id_: str, books: Books, now: datetime) -> Reply:
+        books.insert(Entry("stripe", "transfer", id_, "", "", 5, "usd", "moved", now, {}))
+        if id_ == "tr_bad":
+            books.emit("stripe", "transfer.created", {"id": "evt_bad"}, now, id_)
+        return Reply(200)
+
+    forbid(simulator, "INSERT ON event")
+    assert await statuses(simulator, Announcing(), "/tr_1", "/tr_bad", "/tr_2") == [500, 500, 500]
+    assert simulator.books.find("stripe", "transfer") == []
+    assert await statuses(simulator, Announcing(), "/tr_3") == [200]
+
+
+async def test_a_row_that_cannot_be_written_alone_leaves_its_neighbours(simulator: Simulator) -> None:
+    forbid(simulator, "INSERT ON event WHEN NEW.id = 'evt_bad'")
+    emit(simulator, "stripe", "evt_1")
+    with pytest.raises(sqlite3.IntegrityError, match="full"), simulator.books.alone():
+        emit(simulator, "stripe", "evt_bad")
+    await simulator.books.committed()
+    assert [event.id for event in simulator.books.events("stripe")] == ["evt_1"]
+
+
+async def test_a_key_that_came_twice_in_one_turn_is_executed_once(simulator: Simulator) -> None:
+    """The first one's answer is not written yet when the second asks for it."""
+
+    class Keyed(Stripe):
+        def route(self, request: Request) -> Call | Reply:
+            return Call("transfer", transfer, "key", " ", request.path.encode())
+
+    def transfer(books: Books, now: datetime) -> Reply:
+        books.insert(Entry("stripe", "transfer", books.next_id("tr_"), "", "", 5, "usd", "moved", now, {}))
+        return Reply(200)
+
+    assert await statuses(simulator, Keyed(), "/a", "/a", "/b") == [200, 200, 400]
+    assert len(simulator.books.find("stripe", "transfer")) == 1
+
+
 async def test_no_webhook_leaves_before_its_commit(
     simulator: Simulator, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

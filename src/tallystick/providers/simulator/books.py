@@ -4,6 +4,7 @@ The books know no provider. A dialect renders its own objects and events, and pu
 all of them share, so that a test can ask one question of all: what moved, and how often?
 """
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,8 @@ from tallystick.providers.simulator.records import Due, Entry, Event, from_micro
 __all__ = ["EVERY", "Books", "Due", "Entry", "Event"]
 
 _SQL: Final = queries.load(__package__, "books.sql")
+_INSERT_ENTRY: Final = _SQL["insert_entry"]
+_INSERT_EVENT: Final = _SQL["insert_event"]
 # Ten digits from the first on: they sort as text as they do as numbers.
 _FIRST_ID: Final = 1_000_000_001
 # Ids are taken from a block whose end is stored before its first id is told: one statement for many ids.
@@ -77,15 +80,20 @@ class Books(File):
     # -- objects
 
     def insert(self, entry: Entry) -> bytes:
-        """Returns the body as it is stored, JSON. Raises sqlite3.IntegrityError when the id is taken."""
+        """Returns the body as it is stored, JSON.
+
+        Raises sqlite3.IntegrityError when the id was taken in this turn. One that is taken for longer undoes the turn.
+        """
+        identity = (entry.dialect, entry.kind, entry.id)
+        if self.unwritten(_INSERT_ENTRY, identity) is not None:
+            raise sqlite3.IntegrityError(f"the id {entry.id} is taken")
         body = _encode(entry.body)
-        self.execute(
-            _SQL["insert_entry"],
+        self.put(
+            _INSERT_ENTRY,
+            identity,
             (
                 self.next_number(),
-                entry.dialect,
-                entry.kind,
-                entry.id,
+                *identity,
                 entry.reference,
                 entry.parent,
                 entry.amount,
@@ -103,8 +111,13 @@ class Books(File):
         Returns the body as it is stored, JSON.
         """
         body = _encode(entry.body)
-        values = (entry.reference, entry.parent, entry.amount, entry.currency, entry.state, body)
-        if not self.execute(_SQL["replace_entry"], (*values, entry.dialect, entry.kind, entry.id)).rowcount:
+        identity = (entry.dialect, entry.kind, entry.id)
+        values = (entry.reference, entry.parent, entry.amount, entry.currency, entry.state)
+        inserted = self.unwritten(_INSERT_ENTRY, identity)
+        if inserted is not None:
+            number, *_, created_at, _ = inserted
+            self.put(_INSERT_ENTRY, identity, (number, *identity, *values, created_at, body))
+        elif not self.execute(_SQL["replace_entry"], (*values, body, *identity)).rowcount:
             raise KeyError(entry.id)
         return body
 
@@ -204,8 +217,8 @@ class Books(File):
     def store_event(self, event: Event) -> None:
         """Without telling anybody."""
         at, body = to_microseconds(event.created_at), _encode(event.body)
-        values = (event.dialect, event.type, event.id, event.object_id, at, body)
-        self.execute(_SQL["insert_event"], (self.next_number(), *values))
+        number = self.next_number()
+        self.put(_INSERT_EVENT, number, (number, event.dialect, event.type, event.id, event.object_id, at, body))
         if len(self._bodies) >= _MOST_BODIES:
             self._bodies.clear()
         self._bodies[event.dialect, event.id] = body

@@ -18,6 +18,7 @@ from tallystick.providers.simulator.dialect import Call, Dialect, KeyRule, Reply
 from tallystick.providers.simulator.records import from_microseconds, to_microseconds
 
 _SQL: Final = queries.load(__package__, "keys.sql")
+_STORE: Final = _SQL["store"]
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Reply).decode
 
@@ -39,10 +40,13 @@ class Keys:
         identity = _identity(dialect, call, rule)
         if identity in self._running:
             return rule.in_flight(call)
-        row = self._books.execute(_SQL["find"], identity).fetchone()
+        # One of this very turn first: most keys are new, and asking for each would write what waits for it.
+        row = self._books.unwritten(_STORE, identity)
+        if row is None:
+            row = self._books.read_written(_SQL["find"], identity).fetchone()
         if row is None:
             return None
-        fingerprint, first_at, stored = row
+        *_, fingerprint, first_at, stored = row
         horizon = rule.horizon_seconds
         if horizon is not None and now >= from_microseconds(first_at) + timedelta(seconds=horizon):
             self.forget(dialect, call)
@@ -57,8 +61,8 @@ class Keys:
             return
         rule = dialect.keys(self._books)
         if rule.stores(reply):
-            values = (call.fingerprint, to_microseconds(now), _encode(reply))
-            self._books.execute(_SQL["store"], (*_identity(dialect, call, rule), *values))
+            identity = _identity(dialect, call, rule)
+            self._books.put(_STORE, identity, (*identity, call.fingerprint, to_microseconds(now), _encode(reply)))
 
     def forget(self, dialect: Dialect, call: Call) -> None:
         """As if the horizon had passed."""

@@ -92,6 +92,7 @@ class Simulator:
             raise NotLoopback(f"{host} is not loopback, and the control API has no password")
         self._host = host
         self.books.announce = self._webhooks.announce
+        self.books.before_commit = self._webhooks.record_ended
         self.books.watch = self._webhooks.watch
         self.books.wake = self._awake.set
         self.books.commit()

@@ -32,6 +32,7 @@ from tallystick.providers.simulator.records import Event, from_microseconds, to_
 from tallystick.providers.simulator.wise.webhook import CLIENT_ERROR_TRIES
 
 _SQL: Final = queries.load(__package__, "webhooks.sql")
+_INSERT: Final = _SQL["insert"]
 # Attempts under way at once, of each dialect: a receiver that stores many in one commit answers them together.
 MOST_AT_ONCE: Final = 64
 # Real seconds without a new attempt of a dialect after one that failed: while a receiver is down, knocking costs more
@@ -109,7 +110,8 @@ class Webhooks:
         self._later_at = _UNKNOWN
         # How often something was undone in the books, when their fresh deliveries were last taken for stored.
         self._undone = books.undone
-        # Attempts whose end this turn's commit makes safe.
+        # Attempts whose end is written before this turn's commit, with what is written; and those it makes safe.
+        self._ended: list[tuple[Delivery, tuple[Any, ...]]] = []
         self._recorded: list[Delivery] = []
         # How many wait until nothing due is left.
         self._hurrying = 0
@@ -156,7 +158,7 @@ class Webhooks:
             self._books.wake()
         number = self._books.next_number()
         values = (number, event.dialect, event.id, planned.trick, due_at, planned.state)
-        self._books.execute(_SQL["insert"], values)
+        self._books.put(_INSERT, number, values)
         queue = self._queues[event.dialect]
         if event.dialect in IN_ORDER or planned.after_seconds:
             queue.read_again(from_the_start=False)
@@ -293,14 +295,34 @@ class Webhooks:
             self._failed_until[delivery.dialect] = asyncio.get_running_loop().time() + AFTER_FAILURE
             # Somebody must see to it when the rest is over, whatever comes meanwhile.
             self._books.wake()
-        try:
-            self._record(delivery, answered, note, made_at)
-        except sqlite3.Error as error:
-            del self._queues[delivery.dialect].under_way[delivery.number]
-            self._not_recorded(delivery, error)
+        values = self._outcome(delivery, answered, note, made_at)
+        if self._may_hold:
+            try:
+                self._record_and_release(delivery, values)
+            except sqlite3.Error as error:
+                self._not_written(delivery, error)
+            else:
+                self._recorded.append(delivery)
         else:
-            self._recorded.append(delivery)
+            self._ended.append((delivery, values))
         self._books.end_turn()
+
+    def record_ended(self) -> None:
+        """Write how attempts ended, before the commit. That it fails is no concern of the calls of that turn."""
+        if not self._ended:
+            return
+        ended, self._ended = self._ended, []
+        try:
+            self._books.execute_alone(_SQL["record"], *(values for _, values in ended))
+        except sqlite3.Error as error:
+            for delivery, _ in ended:
+                self._not_written(delivery, error)
+        else:
+            self._recorded += [delivery for delivery, _ in ended]
+
+    def _not_written(self, delivery: Delivery, error: sqlite3.Error) -> None:
+        del self._queues[delivery.dialect].under_way[delivery.number]
+        self._not_recorded(delivery, error)
 
     def _not_recorded(self, delivery: Delivery, error: sqlite3.Error) -> None:
         dialect = delivery.dialect
@@ -311,7 +333,8 @@ class Webhooks:
         self._queues[dialect].read_again(from_the_start=True)
         self._books.wake()
 
-    def _record(self, delivery: Delivery, answered: Answered | None, note: str, made_at: datetime) -> None:
+    def _outcome(self, delivery: Delivery, answered: Answered | None, note: str, made_at: datetime) -> tuple[Any, ...]:
+        """What is recorded of an attempt."""
         attempts = delivery.attempts + 1
         gaps = self._dialects[delivery.dialect].retry_gaps_seconds
         due_at = made_at
@@ -326,21 +349,21 @@ class Webhooks:
             due_at += timedelta(seconds=gap)
         # Only a first attempt is made wrong; what is left on a row that is done tells what it was.
         trick = "" if state == "pending" else delivery.trick
-        values = (state, attempts, to_microseconds(due_at), note, trick, delivery.number)
         queue = self._queues[delivery.dialect]
         if state == "pending":
             self._later_at = _UNKNOWN
             queue.read_again(from_the_start=True)
         elif delivery.dialect in IN_ORDER:
             queue.read_again(from_the_start=False)
-        if not self._may_hold:
-            self._books.execute_alone(_SQL["record"], values)
-            return
+        return state, attempts, to_microseconds(due_at), note, trick, delivery.number
+
+    def _record_and_release(self, delivery: Delivery, values: tuple[Any, ...]) -> None:
+        """What was held back until this one was sent goes out."""
         with self._books.alone():
             self._books.execute(_SQL["record"], values)
             now = to_microseconds(self._clock.now())
             if self._books.execute(_SQL["release_held"], (now, delivery.dialect, delivery.number)).rowcount:
-                queue.read_again(from_the_start=True)
+                self._queues[delivery.dialect].read_again(from_the_start=True)
             may_hold = self._books.execute(_SQL["held"]).fetchone() is not None
         self._may_hold = may_hold
 
