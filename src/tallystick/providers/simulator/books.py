@@ -50,6 +50,7 @@ class Books(File):
         self.commit()
         self._switches = {switch.name: switch for switch in switches}
         self._settings: dict[str, str | None] = {}
+        self._switched: dict[str, str] = {}
         self._endpoints: dict[str, Endpoint | None] = {}
         self._balances: dict[tuple[str, str, str], int | None] = {}
         # Of events that were stored lately, what is sent: most are, a moment later.
@@ -67,6 +68,7 @@ class Books(File):
         # The ids in between were told to nobody, or lie before the stored end.
         self._next_id = self._last_id = 0
         self._settings.clear()
+        self._switched.clear()
         self._endpoints.clear()
         self._balances.clear()
         self._bodies.clear()
@@ -284,11 +286,15 @@ class Books(File):
     def put_setting(self, name: str, value: str) -> None:
         self.execute(_SQL["put_setting"], (name, value))
         self._settings[name] = value
+        self._switched.clear()
 
     def switch(self, name: str) -> str:
         """The value of an unverified fact. Raises KeyError for a name no dialect has."""
-        switch = self._switches[name]
-        return self.setting(f"switch:{name}") or switch.default
+        value = self._switched.get(name)
+        if value is None:
+            switch = self._switches[name]
+            value = self._switched[name] = self.setting(f"switch:{name}") or switch.default
+        return value
 
     def set_switch(self, name: str, value: str) -> None:
         """Raises KeyError for an unknown name, ValueError for a value it cannot have."""

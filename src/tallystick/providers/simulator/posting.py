@@ -6,6 +6,7 @@ Connections are kept for the next: opening one costs both ends more than the web
 import asyncio
 import re
 from collections import deque
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -271,16 +272,11 @@ class _Wire(asyncio.Protocol):
                 raise ValueError("the answer's head is too long")
             return
         head, rest, self._came = self._came[: end + 4], len(self._came) - end - 4, b""
-        version, status, *_ = head.split(maxsplit=2)
-        if not version.startswith(b"HTTP/"):
-            raise ValueError("the answer is not HTTP")
-        asked = _RETRY_AFTER.search(head)
-        answered = Answered(int(status), None if asked is None else float(asked.group(1)))
-        length = _LENGTH.search(head)
-        if version != b"HTTP/1.1" or length is None or int(length[1]) > _LONGEST_BODY or _CLOSING.search(head):
+        answered, length = _understood(head)
+        if length is None:
             self._tell(answered, is_kept=False)
             return
-        self._head, self._missing = answered, int(length[1])
+        self._head, self._missing = answered, length
         self._read_body(answered, rest)
 
     def _read_body(self, answered: Answered, came: int) -> None:
@@ -300,3 +296,18 @@ class _Wire(asyncio.Protocol):
         self.close()
         if post is not None:
             post.lost(error)
+
+
+# A receiver says the same again and again, but for the second it is.
+@lru_cache(maxsize=64)
+def _understood(head: bytes) -> tuple[Answered, int | None]:
+    """The answer, and how long its body is; None: its connection cannot be kept. Raises ValueError for what is none."""
+    version, status, *_ = head.split(maxsplit=2)
+    if not version.startswith(b"HTTP/"):
+        raise ValueError("the answer is not HTTP")
+    asked = _RETRY_AFTER.search(head)
+    answered = Answered(int(status), None if asked is None else float(asked.group(1)))
+    length = _LENGTH.search(head)
+    if version != b"HTTP/1.1" or length is None or int(length[1]) > _LONGEST_BODY or _CLOSING.search(head):
+        return answered, None
+    return answered, int(length[1])

@@ -207,8 +207,9 @@ class Webhooks:
                 queue.read_again(from_the_start=False)
         for dialect, queue in self._queues.items():
             if (queue.fresh or not queue.is_read) and self._rest(dialect) <= 0:
+                made_at, signed_at = self._clock.now(), self._clock.real_now()
                 for delivery in self._ready(dialect, queue, now):
-                    self._begin(delivery, queue)
+                    self._begin(delivery, queue, made_at=made_at, signed_at=signed_at)
 
     def rest(self) -> float | None:
         """How many real seconds the next resting dialect still rests; None: none does."""
@@ -256,8 +257,7 @@ class Webhooks:
             queue.is_read = len(rows) < limit
         return ready
 
-    def _begin(self, delivery: Delivery, queue: _Queue) -> None:
-        made_at = self._clock.now()
+    def _begin(self, delivery: Delivery, queue: _Queue, *, made_at: datetime, signed_at: datetime) -> None:
         event = self._books.event_body(delivery.dialect, delivery.event_id)
         endpoint = self._books.endpoint(delivery.dialect)
         # Only now: had the books not told one of these, it would be under way for ever.
@@ -265,9 +265,9 @@ class Webhooks:
         if event is None or endpoint is None:
             self._end(delivery, made_at, None, "no endpoint")
             return
-        dialect, now = self._dialects[delivery.dialect], self._clock.real_now()
+        dialect = self._dialects[delivery.dialect]
         try:
-            notification = tricks.notification(dialect, event, endpoint, now=now, trick=delivery.trick)
+            notification = tricks.notification(dialect, event, endpoint, now=signed_at, trick=delivery.trick)
             seconds = ANSWER_SECONDS[delivery.dialect]
             answer = self._posting.post(endpoint.url, notification.headers, notification.body, seconds=seconds)
         except Exception as error:  # noqa: BLE001  whatever it is: as bad as a receiver that refuses, and as often tried

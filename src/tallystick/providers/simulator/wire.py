@@ -11,6 +11,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs, unquote
@@ -136,7 +137,7 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[_header_name(name)] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         # Some clients wait for it before a large body.
@@ -226,6 +227,12 @@ class Connection(asyncio.Protocol):
         self._refusal = _rendered(Reply(status, headers=()), keep_alive=False)
         if not self._busy:
             self._next()
+
+
+# The same few come with every request.
+@lru_cache(maxsize=256)
+def _header_name(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 def _rendered(reply: Reply, *, keep_alive: bool, has_body: bool = True) -> bytes:
