@@ -9,11 +9,12 @@ import msgspec
 from tallystick.core.webhook import Failed, Postponed, end
 from tallystick.flows import events
 from tallystick.store import webhook
-from tallystick.web import webhook_protocol
+from tallystick.web import call_protocol, head, webhook_protocol
 from tests.planted.bug import Bug
 
 RECEIVER: Final = "tests/web/test_webhook.py::"
 WAYS: Final = "tests/web/test_webhook_fuzz.py::test_the_short_way_answers_what_the_ordinary_one_does"
+CALL_WAYS: Final = "tests/web/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes"
 KILLED: Final = "tests/faults/test_webhook_kill.py::"
 EVENTS: Final = "tests/flows/test_events.py::"
 # A commit as slow as a busy disk's: what is acknowledged meanwhile is not there when the process dies.
@@ -138,7 +139,7 @@ class _Unheard:
 
 def short_way_passes_over_framing() -> None:
     """A request that is also chunked, or is to be closed after, is taken for an ordinary one."""
-    cast("Any", webhook_protocol)._FRAMING = frozenset()
+    cast("Any", head)._FRAMING = frozenset()
 
 
 def short_way_takes_the_last_length() -> None:
@@ -154,6 +155,19 @@ def short_way_takes_the_last_length() -> None:
     cast("Any", webhook_protocol.WebhookProtocol)._length = length
 
 
+def short_way_of_calls_takes_the_last_length() -> None:
+    """The same of a call of the API."""
+
+    def read(self: Any, lines: list[bytes], headers: list[Any]) -> int:
+        fields = [self._learned(line) for line in lines[1:]]
+        if None in fields:
+            return -1
+        headers += fields
+        return max((int(value) for name, value in fields if name == head.LENGTH), default=0)
+
+    cast("Any", call_protocol.CallProtocol)._read = read
+
+
 WEBHOOK_BUGS: Mapping[str, Bug] = {
     "acknowledged_before_commit": Bug(
         acknowledged_before_commit, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
@@ -161,8 +175,9 @@ WEBHOOK_BUGS: Mapping[str, Bug] = {
     "short_way_acknowledges_at_once": Bug(
         short_way_acknowledges_at_once, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
     ),
-    "short_way_passes_over_framing": Bug(short_way_passes_over_framing, (WAYS,)),
+    "short_way_passes_over_framing": Bug(short_way_passes_over_framing, (WAYS, CALL_WAYS)),
     "short_way_takes_the_last_length": Bug(short_way_takes_the_last_length, (WAYS,)),
+    "short_way_of_calls_takes_the_last_length": Bug(short_way_of_calls_takes_the_last_length, (CALL_WAYS,)),
     "no_lease_fence": Bug(
         no_lease_fence,
         (

@@ -212,6 +212,25 @@ async def test_the_database_holds_the_rules_itself(books: Ledger, statement: str
         await fetchval(books.dsn, statement)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "tenant_id = tenant_id + 1",
+        "provider = 'wise'",
+        "key = sha256(key)",
+        "number = 2",
+        "token = gen_random_uuid()",
+        "sent_at = sent_at - interval '1 hour'",
+        "not_after = not_after + interval '1 hour'",
+    ],
+)
+async def test_what_was_sent_stays_so_before_there_is_an_answer(books: Ledger, change: str) -> None:
+    await begin(books, asking(books.tenant))
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await fetchval(books.dsn, f"UPDATE tally.attempt SET {change}")
+    assert raised.value.sqlstate == "TS004"
+
+
 async def test_another_tenant_sees_nothing_of_it(books: Ledger) -> None:
     (attempt,) = await begin(books, asking(books.tenant))
     assert isinstance(attempt, Attempt)
