@@ -547,6 +547,25 @@ async def test_a_connection_that_comes_back_brings_memory_back_without_what_was_
         assert here.statuses.hits > hits
 
 
+async def test_a_connection_that_is_lost_in_the_middle_of_its_proof_is_opened_again(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The echo it waits for comes no more: whoever waits for it is deaf for as long."""
+    real, cuts = store.notify, 0
+
+    async def notify(database: Any, announcements: Any, *, channel: str = CHANNEL) -> None:
+        nonlocal cuts
+        if channel == CHANNEL or cuts:
+            await real(database, announcements, channel=channel)
+            return
+        cuts += await fetchval(superuser(dsn), f"SELECT count(pg_terminate_backend(pid)) FROM {LISTENERS}")
+
+    monkeypatch.setattr(store, "notify", notify)
+    async with node(dsn, replace(BY_NEWS, status_echo_seconds=0.1)) as here:
+        await here.listens()
+    assert cuts == 1
+
+
 async def test_a_connection_that_falls_silent_without_breaking_is_noticed(dsn: str) -> None:
     """Half-open, or behind a pooler: it answers nobody, no reset comes, and announcements go nowhere."""
     limits = replace(BY_NEWS, status_echo_seconds=0.1, status_trust_seconds=0.6)

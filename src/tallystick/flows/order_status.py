@@ -287,6 +287,8 @@ class OrderStatuses:
             # At once, not when somebody comes to look.
             self._cache.distrust()
             lost.set()
+            # Whoever waits for the echo of a proof: there will be none.
+            heard.put_nowait("")
 
         connection = await store.listen(
             self._database,
@@ -303,7 +305,7 @@ class OrderStatuses:
             while not lost.is_set():
                 number += 1
                 began = steady()
-                await self._prove(echoes, str(number), heard)
+                await self._prove(echoes, str(number), heard, lost)
                 if not lost.is_set():
                     self._cache.trust(began + self._limits.status_trust_seconds)
                 await _rest(lost, self._limits.status_echo_seconds)
@@ -311,14 +313,14 @@ class OrderStatuses:
             self._cache.distrust()
             _end(connection)
 
-    async def _prove(self, echoes: str, word: str, heard: "asyncio.Queue[str]") -> None:
-        """Somebody else's notification reaches us: said over another connection, as everybody's are.
+    async def _prove(self, echoes: str, word: str, heard: "asyncio.Queue[str]", lost: asyncio.Event) -> None:
+        """Somebody else's notification reaches us, or we are `lost`: said over another connection, as everybody's are.
 
         That a connection answers is no proof: behind a pooler it may be another one that listens.
         """
         async with asyncio.timeout(self._limits.status_trust_seconds):
             await store.notify(self._database, [word], channel=echoes)
-            while await heard.get() != word:
+            while await heard.get() != word and not lost.is_set():
                 pass
 
     def _heard(self, payload: str) -> None:
