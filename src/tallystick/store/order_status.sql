@@ -13,9 +13,10 @@ SELECT o.tenant_id, o.id, o.xmin::text || coalesce(l.marks, '') AS mark
                        FROM (SELECT c.xmin, c.ctid FROM tally.payment_idempotency_log c
                               WHERE c.operation_type = 'CHARGE' AND c.order_id = wanted.i AND c.tenant_id = wanted.t
                               UNION ALL
-                             SELECT r.xmin, r.ctid FROM tally.payment_idempotency_log r
-                              WHERE r.operation_type = 'REFUND' AND r.order_id = wanted.i AND r.tenant_id = wanted.t
-                            ) AS l) AS l;
+                             -- In the order of the index that is meant: see order_with_payment.
+                             (SELECT r.xmin, r.ctid FROM tally.payment_idempotency_log r
+                               WHERE r.operation_type = 'REFUND' AND r.order_id = wanted.i AND r.tenant_id = wanted.t
+                               ORDER BY r.created_at, r.attempt OFFSET 0)) AS l) AS l;
 
 -- name: notify
 -- In a transaction of its own: NOTIFY takes a lock of the whole server at commit. One commit for all of them.

@@ -105,6 +105,7 @@ SELECT o.*, l.status AS payment_status, l.payment_intent_id, l.attempt, l.reason
   LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log l
                       WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id AND l.tenant_id = o.tenant_id
                       ORDER BY l.attempt DESC LIMIT 1) AS l ON true
+  -- In the order of the index that is meant: without it another is as good while there are no refunds, and bad later.
   LEFT JOIN LATERAL (SELECT * FROM tally.payment_idempotency_log r
                       WHERE r.operation_type = 'REFUND' AND r.order_id = o.id AND r.tenant_id = o.tenant_id
                       ORDER BY r.created_at DESC, r.attempt DESC LIMIT 1) AS r ON true
