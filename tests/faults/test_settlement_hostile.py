@@ -169,9 +169,11 @@ async def _worked_until(one: Shop, crew: Crew, *, kill_every: float | None, want
     while not wanted(still):
         assert time.monotonic() < ends, f"still open after {PATIENCE_SECONDS:g} s: {still}"
         crew.weigh()
-        is_time = kill_every is not None and time.monotonic() >= next_kill and crew.kills < MOST_KILLS
-        # Not before something was decided since the last time: on a slow machine nobody would get anything done.
-        if is_time and sum(still.values()) < sum(open_then.values()):
+        may_kill = kill_every is not None and crew.kills < MOST_KILLS
+        # Not before something was decided since the last time: on a slow machine nobody would get anything done. And by
+        # what was decided as well as by the clock: a fast one would be through before anybody was killed.
+        decided = sum(open_then.values()) - sum(still.values())
+        if may_kill and (decided >= SETTLEMENTS // 8 or (decided > 0 and time.monotonic() >= next_kill)):
             crew.kill_one()
             next_kill, open_then = time.monotonic() + (kill_every or 0.0), still
         await asyncio.sleep(0.1)
