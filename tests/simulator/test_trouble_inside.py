@@ -338,6 +338,34 @@ async def test_an_attempt_that_outlasts_its_gap_is_made_again(simulator: Simulat
         await until(lambda: deliveries(simulator)[0][1:3] == ("delivered", 2))
 
 
+async def test_an_attempt_that_fails_while_the_next_time_is_asked_for_is_made_again(simulator: Simulator) -> None:
+    """How it ended was not written yet: nobody knew when it is due again, and it was pending for ever."""
+    answers: list[asyncio.Future[Answered]] = []
+
+    def post(*_given: Any, **_more: Any) -> "asyncio.Future[Answered]":
+        answers.append(asyncio.get_running_loop().create_future())
+        return answers[-1]
+
+    simulator.set_endpoints({"stripe": Endpoint("http://127.0.0.1:9/", (SECRET,))})
+    simulator._webhooks._posting.post = post  # type: ignore[method-assign]
+    for number in range(2):
+        emit(simulator, "stripe", f"evt_{number}")
+        await until(lambda number=number: len(answers) == number + 1)
+        if not number:
+            # With the first, it is known that none is held back.
+            answers[0].set_result(Answered(200, None))
+            await until(lambda: deliveries(simulator)[0][1] == "delivered")
+    # Who tends everything waits for this commit as well, goes on right after the answer, and asks.
+    simulator.books.wake()
+    simulator.books.after_commit(lambda _error: answers[1].set_result(Answered(500, None)))
+    await until(lambda: deliveries(simulator)[1][1:3] == ("pending", 1))
+    jump = asyncio.create_task(control(simulator, "POST", "clock", b'{"advance_seconds": 100000}'))
+    await until(lambda: len(answers) == 3)
+    answers[2].set_result(Answered(200, None))
+    assert (await jump).status == 200
+    assert deliveries(simulator)[1][1:3] == ("delivered", 2)
+
+
 async def test_what_comes_while_a_dialect_rests_leaves_when_the_rest_is_over(simulator: Simulator) -> None:
     """A forgery that was refused is not tried again: nobody was called for the end of the rest, and it took seconds."""
     forged = asyncio.Event()

@@ -224,6 +224,8 @@ class Webhooks:
 
     def _read_later(self, now: int) -> None:
         """What was not due yet when it was last asked for may be due now."""
+        # One that failed in this turn is due again later, and the books do not know it yet.
+        self.record_ended()
         found = [self._books.read(_SQL["next"], (dialect, now)).fetchone()[0] for dialect in self._queues]
         self._later_at = min((later_at for later_at in found if later_at is not None), default=_NEVER)
         for queue in self._queues.values():
