@@ -261,6 +261,124 @@ async def test_a_row_that_cannot_be_written_alone_leaves_its_neighbours(simulato
     assert [event.id for event in simulator.books.events("stripe")] == ["evt_1"]
 
 
+class _Transfers(Stripe):
+    """Each path is a transfer of that id. `/tr_large` is more than SQLite can count, `/tr_bug` fails halfway."""
+
+    def route(self, request: Request) -> Call | Reply:
+        return Call("transfer", partial(self._transfer, request.path[1:]))
+
+    def _transfer(self, id_: str, books: Books, now: datetime) -> Reply:
+        amount = 2**63 if id_ == "tr_large" else 5
+        books.insert(Entry("stripe", "transfer", id_, "", "", amount, "usd", "moved", now, {}))
+        if id_ == "tr_bug":
+            raise RuntimeError("a bug")
+        return Reply(200, b'{"id":"%s"}' % id_.encode())
+
+
+def transfers(simulator: Simulator) -> list[str]:
+    """Oldest first."""
+    return [each.id for each in simulator.books.find("stripe", "transfer", newest_first=False)]
+
+
+def take(simulator: Simulator, id_: str) -> None:
+    """From now on the id is taken."""
+    now = simulator.clock.now()
+    simulator.books.insert(Entry("stripe", "transfer", id_, "", "", 5, "usd", "moved", now, {}))
+    simulator.books.commit()
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["written by a reader", "written by the commit"])
+async def test_a_number_too_large_for_the_file_undoes_the_turn_it_waited_in(
+    simulator: Simulator, *, is_read: bool
+) -> None:
+    """That is no error of SQLite's: who read lost the neighbours' rows, and the commit told nobody anything."""
+    told = [_Told() for _ in range(3)]
+    for path, exchange in zip(("/tr_1", "/tr_large", "/tr_2"), told, strict=True):
+        if is_read and path == "/tr_2":
+            with pytest.raises(sqlite3.DataError, match="too large"):
+                transfers(simulator)
+        simulator._handling.handle(_Transfers(), Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
+    await until(lambda: all(exchange.reply is not None for exchange in told))
+    assert [exchange.reply.status for exchange in told if exchange.reply is not None] == [500] * 3
+    assert transfers(simulator) == []
+    assert await statuses(simulator, _Transfers(), "/tr_3") == [200]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_late_answer_tells_what_became_of_its_turn(simulator: Simulator, number: int) -> None:
+    """It had a commit of its own, in the middle of the turn: of those that were told 500 some stayed."""
+    simulator.faults.add(f"stripe.transfer:slow_after(0.05)@{number}")
+    assert await statuses(simulator, _Transfers(), "/tr_1", "/tr_bug", "/tr_2") == [500] * 3
+    assert transfers(simulator) == []
+    simulator.faults.clear()
+    assert await statuses(simulator, _Transfers(), "/tr_3") == [200]
+
+
+async def test_a_late_answer_is_not_good_when_its_row_could_not_be_written(simulator: Simulator) -> None:
+    take(simulator, "tr_1")
+    simulator.faults.add("stripe.transfer:slow_after(0.05)@2")
+    assert await statuses(simulator, _Transfers(), "/tr_2", "/tr_1") == [500, 500]
+    assert transfers(simulator) == ["tr_1"]
+
+
+async def test_a_late_answer_that_is_safe_does_not_share_the_fate_of_another_turn(simulator: Simulator) -> None:
+    """It was told 500 of what stayed."""
+    simulator.faults.add("stripe.transfer:slow_after(0.05)@1")
+    slow, bug = _Told(), _Told()
+
+    def handle(path: str, exchange: _Told) -> None:
+        simulator._handling.handle(_Transfers(), Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
+
+    handle("/tr_1", slow)
+    await until(lambda: simulator._handling._delayed)
+    (timer,) = simulator._handling._delayed
+    # In the turn of the answer, and before it.
+    asyncio.get_running_loop().call_at(timer.when() - 1e-6, handle, "/tr_bug", bug)
+    await until(lambda: slow.reply is not None and bug.reply is not None)
+    assert slow.reply is not None
+    assert slow.reply.status == 200
+    assert transfers(simulator) == ["tr_1"]
+
+
+async def test_a_fault_that_meets_a_row_that_cannot_be_written_is_answered_with_its_turn(simulator: Simulator) -> None:
+    """Nobody ended the turn that was undone: the next call, which was good, was undone in its place."""
+    take(simulator, "tr_1")
+    await simulator.books.committed()
+    simulator.faults.add("stripe.transfer:reversed@1")
+    assert await statuses(simulator, _Transfers(), "/tr_1") == [500]
+    assert await statuses(simulator, _Transfers(), "/tr_2") == [200]
+    assert transfers(simulator) == ["tr_1", "tr_2"]
+
+
+async def test_what_waits_is_not_written_after_sqlite_has_ended_the_transaction(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, each row is safe by itself: it stayed, and its call was told 500."""
+    read_written = Books.read_written
+
+    def broken(self: Books, *given: Any) -> sqlite3.Cursor:
+        monkeypatch.setattr(Books, "read_written", read_written)
+        # As SQLite itself may, after an error of the disk.
+        self._connection.rollback()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    class Keyed(_Transfers):
+        def route(self, request: Request) -> Call | Reply:
+            key = "key" if request.path == "/tr_keyed" else None
+            return Call("transfer", partial(self._transfer, request.path[1:]), key, " ")
+
+        def _transfer(self, id_: str, books: Books, now: datetime) -> Reply:
+            # It asks for something first, and what waits is written.
+            books.total("stripe", "refund", id_, ("moved",))
+            return super()._transfer(id_, books, now)
+
+    # The switches are known then, and asking for the key is the first that meets the trouble.
+    Keyed().keys(simulator.books)
+    monkeypatch.setattr(Books, "read_written", broken)
+    assert await statuses(simulator, Keyed(), "/tr_1", "/tr_keyed", "/tr_2") == [500] * 3
+    assert transfers(simulator) == []
+
+
 async def test_a_key_that_came_twice_in_one_turn_is_executed_once(simulator: Simulator) -> None:
     """The first one's answer is not written yet when the second asks for it."""
 

@@ -109,13 +109,21 @@ class File:
             for sql, rows in unwritten.items():
                 self._connection.executemany(sql, rows.values())
         except sqlite3.Error as error:
-            if not self._is_alone:
-                # They are of any of the turn's calls, and some of them are missing.
-                self._connection.rollback()
-                self._undone = error
-                self.forget_what_was_read()
+            self._not_written(error)
             raise
+        except (OverflowError, ValueError) as error:
+            # A number that is too large for SQLite, or text that UTF-8 cannot hold: no error of SQLite's.
+            failed = sqlite3.DataError(f"{type(error).__name__}: {error}")
+            self._not_written(failed)
+            raise failed from error
         self._changed_late += self._connection.total_changes - before
+
+    def _not_written(self, error: sqlite3.Error) -> None:
+        if not self._is_alone:
+            # They are of any of the turn's calls, and some of them are missing.
+            self._connection.rollback()
+            self._undone = error
+            self.forget_what_was_read()
 
     def _take_unwritten(self) -> dict[str, dict[Hashable, tuple[Any, ...]]]:
         unwritten, self._unwritten = self._unwritten, {}
@@ -182,6 +190,8 @@ class File:
     def _failed(self, error: BaseException) -> None:
         if not self._connection.in_transaction and isinstance(error, sqlite3.Error):
             # A full disk ends the whole transaction: the neighbours are undone as well, and must not be told else.
+            # What still waits is theirs, and would now be written without a transaction that can be undone.
+            self._take_unwritten()
             self._undone = error
         self.forget_what_was_read()
 

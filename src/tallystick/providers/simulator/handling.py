@@ -48,6 +48,13 @@ class Handling:
         if isinstance(call, Reply):
             exchange.answer(call)
             return
+        changes = self._books.changes
+        try:
+            self._carry_out(dialect, call, request, exchange)
+        except Exception as error:  # noqa: BLE001  around what is done, too: a fault reads and writes, and may fail
+            self._undo(changes, error, exchange)
+
+    def _carry_out(self, dialect: Dialect, call: Call, request: Request, exchange: Exchange) -> None:
         strike = self._struck(dialect, call, request)
         if strike is None:
             self._after_commit(exchange.answer, self._answer(dialect, call))
@@ -167,9 +174,8 @@ class Handling:
         if strike.fault.name == "slow_after":
             reply = self._answer(dialect, call)
             self._keys.begin(dialect, call)
-            self._delay(strike.seconds, dialect, call, exchange, reply)
-            # Safe at once: the effect must not wait for the answer.
-            self._books.commit()
+            # The effect does not wait for the answer. Its time begins with the commit, which may undo the effect.
+            self._after_commit(lambda told: self._delay(strike.seconds, dialect, call, exchange, told), reply)
             return
         known = self._known(dialect, call)
         if known is not None:
@@ -179,10 +185,19 @@ class Handling:
         self._delay(strike.seconds, dialect, call, exchange, None)
 
     def _delay(self, seconds: float, dialect: Dialect, call: Call, exchange: Exchange, reply: Reply | None) -> None:
+        """`reply` None: the effect is late as well. Else it is safe, whatever becomes of the turn it is told in."""
+
         def finish() -> None:
             self._delayed.discard(timer)
-            self._keys.end(dialect, call)
-            self._after_commit(exchange.answer, self._answer(dialect, call) if reply is None else reply)
+            changes = self._books.changes
+            try:
+                self._keys.end(dialect, call)
+                if reply is None:
+                    self._after_commit(exchange.answer, self._answer(dialect, call))
+                else:
+                    exchange.answer(reply)
+            except Exception as error:  # noqa: BLE001  the client waits for it, and nobody else would hear of it
+                self._undo(changes, error, exchange)
 
         timer = asyncio.get_running_loop().call_later(seconds, finish)
         self._delayed.add(timer)
@@ -220,6 +235,11 @@ class Handling:
             return
         for action, seconds in strike.fault.actions:
             self._books.later(dialect.name, action, found, self._clock.now() + timedelta(seconds=seconds))
+
+    def _undo(self, changes: int, error: Exception, exchange: Exchange) -> None:
+        _LOG.error("a call could not be carried out", exc_info=error)
+        self._books.undo_turn(changes, error)
+        self._after_commit(exchange.answer, _broken())
 
     def _after_commit(self, send: Callable[[Reply], None], reply: Reply) -> None:
         def tell(error: sqlite3.Error | None) -> None:
