@@ -86,10 +86,10 @@ def test_another_fingerprint_is_a_mismatch_or_the_first_answer(keys: Keys, diale
 
 
 def test_a_twin_of_a_running_call_is_in_flight(keys: Keys, dialect: Plain) -> None:
-    keys.begin(dialect, call())
+    begun = keys.begin(dialect, call())
     assert keys.answer(dialect, call(), NOW) == Reply(409)
     assert keys.answer(dialect, call("other"), NOW) is None
-    keys.end(dialect, call())
+    keys.end(begun)
     assert keys.answer(dialect, call(), NOW) is None
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.providers.simulator.books import Books, Entry
-from tallystick.providers.simulator.dialect import Call, Dialect, Endpoint, Reply, Request
+from tallystick.providers.simulator.dialect import Call, Dialect, Endpoint, KeyRule, Reply, Request
 from tallystick.providers.simulator.dialects import every_dialect
 from tallystick.providers.simulator.posting import Answered, Posting
 from tallystick.providers.simulator.server import Simulator
@@ -340,6 +340,26 @@ async def test_a_late_answer_that_is_safe_does_not_share_the_fate_of_another_tur
     assert transfers(simulator) == ["tr_1"]
 
 
+async def test_a_late_answer_frees_its_key_though_the_keys_were_switched_meanwhile(simulator: Simulator) -> None:
+    """It freed the key it would have had by now, and its own was in flight for ever."""
+
+    class Scoped(_Transfers):
+        def route(self, request: Request) -> Call | Reply:
+            return Call("transfer", partial(self._transfer, request.path[1:]), "key")
+
+        def keys(self, books: Books) -> KeyRule:
+            scope = books.switch("wise.key_scope")
+            return msgspec.structs.replace(super().keys(books), scope=lambda _call: scope)
+
+    simulator.faults.add("stripe.transfer:slow_after(0.05)@1")
+    slow = asyncio.create_task(statuses(simulator, Scoped(), "/tr_1"))
+    await until(lambda: simulator._handling._delayed)
+    simulator.books.set_switch("wise.key_scope", "client")
+    assert await slow == [200]
+    simulator.books.set_switch("wise.key_scope", "account")
+    assert await statuses(simulator, Scoped(), "/tr_1") == [200]
+
+
 async def test_a_fault_that_meets_a_row_that_cannot_be_written_is_answered_with_its_turn(simulator: Simulator) -> None:
     """Nobody ended the turn that was undone: the next call, which was good, was undone in its place."""
     take(simulator, "tr_1")
@@ -377,6 +397,27 @@ async def test_what_waits_is_not_written_after_sqlite_has_ended_the_transaction(
     monkeypatch.setattr(Books, "read_written", broken)
     assert await statuses(simulator, Keyed(), "/tr_1", "/tr_keyed", "/tr_2") == [500] * 3
     assert transfers(simulator) == []
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "waiting"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "followed"])
+async def test_a_transaction_that_sqlite_has_ended_is_noticed_whoever_met_the_error(
+    simulator: Simulator, *, is_written: bool, is_last: bool
+) -> None:
+    """It was who tends the webhooks, or the agenda: the calls of that turn were told 200 of what was gone."""
+    paths = ["/tr_1"] if is_last else ["/tr_1", "/tr_2"]
+    told = [_Told() for _ in paths]
+    for path, exchange in zip(paths, told, strict=True):
+        simulator._handling.handle(_Transfers(), Request("POST", path, {}, {}, b""), exchange)  # type: ignore[arg-type]
+        if path == "/tr_1":
+            if is_written:
+                assert transfers(simulator) == ["tr_1"]
+            # As SQLite itself, after an error of the disk.
+            simulator.books._connection.rollback()
+    await until(lambda: all(exchange.reply is not None for exchange in told))
+    assert {exchange.reply.status for exchange in told if exchange.reply is not None} == {500}
+    assert transfers(simulator) == []
+    assert await statuses(simulator, _Transfers(), "/tr_3") == [200]
 
 
 async def test_a_key_that_came_twice_in_one_turn_is_executed_once(simulator: Simulator) -> None:

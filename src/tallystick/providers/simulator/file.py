@@ -44,6 +44,8 @@ class File:
         self._undone: sqlite3.Error | None = None
         self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
         self._ending: asyncio.Handle | None = None
+        # Whether a transaction was begun that we have not ended. SQLite ends one by itself, after an error of the disk.
+        self._is_begun = False
         # By statement and by what each is found by; how many there ever were, and how many of those do not wait.
         self._unwritten: dict[str, dict[Hashable, tuple[Any, ...]]] = {}
         self._put = self._written = 0
@@ -61,19 +63,21 @@ class File:
         if self._ending is not None:
             self._ending.cancel()
         self.before_commit()
+        self._notice_loss()
         self.commit()
         self._connection.close()
 
     def execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         """Run one statement in the current transaction, which it opens if there is none."""
+        if not self._connection.in_transaction:
+            self._begin()
         if self._unwritten:
             self._write()
-        if not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
         return self._connection.execute(sql, values)
 
     def read(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         """Ask, in the current transaction if there is one; without opening one."""
+        self._notice_loss()
         if self._unwritten:
             self._write()
         return self._connection.execute(sql, values)
@@ -84,7 +88,7 @@ class File:
         One with the same key that still waits is replaced. A row that cannot be written undoes the turn.
         """
         if not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin()
         rows = self._unwritten.get(sql)
         if rows is None:
             rows = self._unwritten[sql] = {}
@@ -101,6 +105,19 @@ class File:
     def read_written(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         """`read` for who has looked among the unwritten himself: they go on waiting."""
         return self._connection.execute(sql, values)
+
+    def _begin(self) -> None:
+        self._notice_loss()
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._is_begun = True
+
+    def _notice_loss(self) -> None:
+        if self._is_begun and not self._connection.in_transaction:
+            # Whoever met the error need not have been one of the turn's calls. Theirs is what was lost, and what waits.
+            self._is_begun = False
+            self._take_unwritten()
+            self._undone = self._undone or sqlite3.OperationalError("SQLite has ended the transaction")
+            self.forget_what_was_read()
 
     def _write(self) -> None:
         unwritten = self._take_unwritten()
@@ -121,7 +138,7 @@ class File:
     def _not_written(self, error: sqlite3.Error) -> None:
         if not self._is_alone:
             # They are of any of the turn's calls, and some of them are missing.
-            self._connection.rollback()
+            self._roll_back()
             self._undone = error
             self.forget_what_was_read()
 
@@ -133,6 +150,7 @@ class File:
     def _roll_back(self) -> None:
         self._take_unwritten()
         self._connection.rollback()
+        self._is_begun = False
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -178,10 +196,10 @@ class File:
         Of several rows, those before the one that failed stay.
         """
         try:
+            if not self._connection.in_transaction:
+                self._begin()
             if self._unwritten:
                 self._write()
-            if not self._connection.in_transaction:
-                self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany(sql, rows)
         except BaseException as error:
             self._failed(error)
@@ -191,7 +209,7 @@ class File:
         if not self._connection.in_transaction and isinstance(error, sqlite3.Error):
             # A full disk ends the whole transaction: the neighbours are undone as well, and must not be told else.
             # What still waits is theirs, and would now be written without a transaction that can be undone.
-            self._take_unwritten()
+            self._roll_back()
             self._undone = error
         self.forget_what_was_read()
 
@@ -230,9 +248,11 @@ class File:
             self._write()
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
+            self._is_begun = False
 
     def _end_turn(self) -> None:
         self.before_commit()
+        self._notice_loss()
         waiting, self._waiting = self._waiting, []
         failed, self._undone = self._undone, None
         self._ending = None

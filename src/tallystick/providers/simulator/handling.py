@@ -21,7 +21,7 @@ from tallystick.providers.simulator.catalogue import Stage
 from tallystick.providers.simulator.clock import Clock
 from tallystick.providers.simulator.dialect import Call, Dialect, Reply, Request
 from tallystick.providers.simulator.faults import Faults, Strike
-from tallystick.providers.simulator.keys import Keys
+from tallystick.providers.simulator.keys import Identity, Keys
 from tallystick.providers.simulator.wire import Exchange
 
 ROLL_FORWARD: Final = "roll_forward"
@@ -173,33 +173,24 @@ class Handling:
     def _strike_delay(self, dialect: Dialect, call: Call, strike: Strike, exchange: Exchange) -> None:
         if strike.fault.name == "slow_after":
             reply = self._answer(dialect, call)
-            self._keys.begin(dialect, call)
+            begun = self._keys.begin(dialect, call)
             # The effect does not wait for the answer. Its time begins with the commit, which may undo the effect.
-            self._after_commit(lambda told: self._delay(strike.seconds, dialect, call, exchange, told), reply)
+            self._after_commit(lambda told: self._delay(strike.seconds, begun, lambda: exchange.answer(told)), reply)
             return
         known = self._known(dialect, call)
         if known is not None:
             self._after_commit(exchange.answer, known)
             return
-        self._keys.begin(dialect, call)
-        self._delay(strike.seconds, dialect, call, exchange, None)
+        begun = self._keys.begin(dialect, call)
+        self._delay(strike.seconds, begun, lambda: self._after_commit(exchange.answer, self._answer(dialect, call)))
 
-    def _delay(self, seconds: float, dialect: Dialect, call: Call, exchange: Exchange, reply: Reply | None) -> None:
-        """`reply` None: the effect is late as well. Else it is safe, whatever becomes of the turn it is told in."""
-
-        def finish() -> None:
+    def _delay(self, seconds: float, begun: Identity | None, finish: Callable[[], None]) -> None:
+        def end() -> None:
             self._delayed.discard(timer)
-            changes = self._books.changes
-            try:
-                self._keys.end(dialect, call)
-                if reply is None:
-                    self._after_commit(exchange.answer, self._answer(dialect, call))
-                else:
-                    exchange.answer(reply)
-            except Exception as error:  # noqa: BLE001  the client waits for it, and nobody else would hear of it
-                self._undo(changes, error, exchange)
+            self._keys.end(begun)
+            finish()
 
-        timer = asyncio.get_running_loop().call_later(seconds, finish)
+        timer = asyncio.get_running_loop().call_later(seconds, end)
         self._delayed.add(timer)
 
     def forget_delayed(self) -> None:

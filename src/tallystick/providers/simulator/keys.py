@@ -68,14 +68,18 @@ class Keys:
         """As if the horizon had passed."""
         self._books.execute(_SQL["forget"], _identity(dialect, call, dialect.keys(self._books)))
 
-    def begin(self, dialect: Dialect, call: Call) -> None:
-        """From now on a twin is told that the first is in flight."""
-        if call.key is not None:
-            self._running.add(_identity(dialect, call, dialect.keys(self._books)))
+    def begin(self, dialect: Dialect, call: Call) -> Identity | None:
+        """From now on a twin is told that the first is in flight; until the `end` of what this returns."""
+        if call.key is None:
+            return None
+        identity = _identity(dialect, call, dialect.keys(self._books))
+        self._running.add(identity)
+        return identity
 
-    def end(self, dialect: Dialect, call: Call) -> None:
-        if call.key is not None:
-            self._running.discard(_identity(dialect, call, dialect.keys(self._books)))
+    def end(self, begun: Identity | None) -> None:
+        """Asks the books nothing: where a key is unique is a switch, and may be another since it began."""
+        if begun is not None:
+            self._running.discard(begun)
 
     def end_all(self) -> None:
         self._running.clear()
