@@ -1,11 +1,14 @@
 """Stripe's books: whose objects they are, what a transfer may draw on, and that whatever is sent is answered."""
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
+from tallystick.providers.simulator.dialect import Request
+from tallystick.providers.simulator.stripe.wire import parameters
 from tests.simulator.station import Station
 
 MANY = "9" * 5000
@@ -197,3 +200,17 @@ def test_a_balance_is_one_in_capitals_or_not(simulator: Station, stripe: httpx2.
     assert stripe.get("/balance").json()["available"][0]["currency"] == "usd"
     refused = post(stripe, "/transfers", "amount=51&currency=usd&destination=acct_1")
     assert refused.json()["error"]["code"] == "balance_insufficient"
+
+
+def test_the_name_of_a_parameter_is_not_kept_however_long_it_is() -> None:
+    """A name may be as long as a body, and hundreds are remembered."""
+    name = "x" * 1_000_000
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            assert parameters(Request("POST", "/", {}, {}, f"{number}[{name}]=1".encode())) == {
+                str(number): {name: "1"}
+            }
+        assert tracemalloc.get_traced_memory()[0] < len(name)
+    finally:
+        tracemalloc.stop()

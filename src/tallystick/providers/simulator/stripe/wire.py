@@ -137,7 +137,7 @@ def parameters(request: Request) -> Parameters:
 
 
 def _put(found: Parameters, name: str, value: str) -> None:
-    outer, last = _place(name)
+    outer, last = _place(name) if len(name) <= _LONGEST_KNOWN else _place.__wrapped__(name)
     if not outer:
         found[last] = value
         return
@@ -148,7 +148,10 @@ def _put(found: Parameters, name: str, value: str) -> None:
     inner[str(len(inner)) if last == "[]" else last] = value
 
 
-# The same few names come with every call.
+# The same few names come with every call. A long one is nobody's, may be as long as a body, and is not kept.
+_LONGEST_KNOWN: Final = 100
+
+
 @lru_cache(maxsize=256)
 def _place(name: str) -> tuple[tuple[str, ...], str]:
     """The hashes a parameter lies in, from the outermost, and its name there; `[]`: the next of a list."""
