@@ -95,6 +95,19 @@ async def asked(calls: Calls, *parts: bytes) -> tuple[int, dict[str, str], bytes
         return status, headers, body, type(protocol.cycle) is _Calling
 
 
+async def begin_to_wait(
+    calls: Calls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, seconds: int
+) -> None:
+    """Reserve an order, and ask how it stands, for so long that something can happen meanwhile."""
+    writer.write(reserve(key))
+    order = json.loads((await answer(reader))[2])
+    writer.write(request(f"/v1/orders/{order['id']}/status?wait={seconds}"))
+    await writer.drain()
+    async with asyncio.timeout(30):
+        while not calls.service.statuses.waiting:
+            await asyncio.sleep(0.001)
+
+
 SAME = {
     "an order": reserve("same-1"),
     "its repeat": reserve("same-1"),
@@ -178,13 +191,7 @@ async def test_what_is_odd_is_the_parsers(calls: Calls, name: str) -> None:
 async def test_calls_sent_ahead_are_answered_in_order(calls: Calls) -> None:
     """Also those that come while one is under way by the short way."""
     async with calls.connected() as (reader, writer):
-        writer.write(reserve("ahead-1"))
-        order = json.loads((await answer(reader))[2])
-        writer.write(request(f"/v1/orders/{order['id']}/status?wait=1"))
-        await writer.drain()
-        async with asyncio.timeout(30):
-            while not calls.service.statuses.waiting:
-                await asyncio.sleep(0.001)
+        await begin_to_wait(calls, reader, writer, "ahead-1", 1)
         (protocol,) = calls.protocols
         # In a piece of its own, as if nothing were under way; then another.
         writer.write(request(f"/v1/orders/{ORDER}"))
@@ -208,13 +215,7 @@ async def test_a_body_that_comes_later_is_read(calls: Calls) -> None:
 
 async def test_who_hangs_up_while_he_waits_is_forgotten(calls: Calls) -> None:
     async with calls.connected() as (reader, writer):
-        writer.write(reserve("gone-1"))
-        order = json.loads((await answer(reader))[2])
-        writer.write(request(f"/v1/orders/{order['id']}/status?wait=20"))
-        await writer.drain()
-        async with asyncio.timeout(30):
-            while not calls.service.statuses.waiting:
-                await asyncio.sleep(0.001)
+        await begin_to_wait(calls, reader, writer, "gone-1", 20)
         (protocol,) = calls.protocols
         assert type(protocol.cycle) is _Calling
     async with asyncio.timeout(15):
@@ -224,13 +225,7 @@ async def test_who_hangs_up_while_he_waits_is_forgotten(calls: Calls) -> None:
 
 async def test_a_server_that_stops_answers_what_it_took_and_closes(calls: Calls) -> None:
     async with calls.connected() as (reader, writer):
-        writer.write(reserve("stop-1"))
-        order = json.loads((await answer(reader))[2])
-        writer.write(request(f"/v1/orders/{order['id']}/status?wait=1"))
-        await writer.drain()
-        async with asyncio.timeout(30):
-            while not calls.service.statuses.waiting:
-                await asyncio.sleep(0.001)
+        await begin_to_wait(calls, reader, writer, "stop-1", 1)
         for protocol in calls.protocols:
             assert protocol.tasks, "the server waits for it"
             protocol.shutdown()
@@ -241,15 +236,9 @@ async def test_a_server_that_stops_answers_what_it_took_and_closes(calls: Calls)
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(calls: Calls) -> None:
     async with calls.connected() as (reader, writer):
-        writer.write(reserve("idle-1"))
-        order = json.loads((await answer(reader))[2])
+        await begin_to_wait(calls, reader, writer, "idle-1", 1)
         (protocol,) = calls.protocols
         assert protocol.timeout_keep_alive_task is not None
-        writer.write(request(f"/v1/orders/{order['id']}/status?wait=1"))
-        await writer.drain()
-        async with asyncio.timeout(30):
-            while not calls.service.statuses.waiting:
-                await asyncio.sleep(0.001)
         # Its time is up, and somebody waits for his answer.
         protocol._answered_at -= protocol.timeout_keep_alive
         protocol.timeout_keep_alive_handler()
