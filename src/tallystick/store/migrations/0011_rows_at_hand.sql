@@ -1,9 +1,11 @@
 -- What triggers were given is not looked up again.
 --
--- Nothing that is refused, journaled, told or counted changes. The triggers of the log of payments fetched every new row
--- from the table once or twice, though the transition table has all of it; an attempt's answer asked for its intent, which
--- the attempt had to show when it was sent; and functions in SQL that are called, not written out, are parsed and planned
--- at every call, where PL/pgSQL keeps its plans. Functions alone are replaced: no table is locked.
+-- Nothing that is refused, journaled, told or counted changes, for any statement that does not change its own rows once more
+-- (by a function in its RETURNING, say: each of the two changes is now journaled as what it was). The triggers of the log of
+-- payments fetched every new row from the table once or twice, though the transition table has all of it; an attempt's
+-- answer asked for its intent, which the attempt had to show when it was sent; and functions in SQL that are called, not
+-- written out, are parsed and planned at every call, where PL/pgSQL keeps its plans. Functions alone are replaced: no table
+-- is locked.
 
 -- Called for every batch.
 CREATE OR REPLACE FUNCTION tally.order_counted(counted text, more bigint) RETURNS void
