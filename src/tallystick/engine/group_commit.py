@@ -164,6 +164,7 @@ class GroupCommit(Generic[I, A]):
                 task.cancel()
             if self._reminder is not None:
                 self._reminder.cancel()
+                self._reminder = None
             for waiting in (*self._queue.take(len(self._queue)), *self._resting):
                 self._fail(waiting, Busy(self._limits.retry_after_seconds))
         await asyncio.gather(*self._tasks, return_exceptions=True)
