@@ -93,6 +93,24 @@ def _another_process(home: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
+async def _held_in_recovery(server: Embedded) -> int:
+    """Crash one of its processes, and halt the recovery that follows: the pid of the server."""
+    crashed = await asyncpg.connect(server.dsn)
+    server_pid = _pid(server.data)
+    os.kill(int(await crashed.fetchval("SELECT pg_backend_pid()")), signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for pid in Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split():
+            try:
+                if b"startup" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGSTOP)
+                    crashed.terminate()
+                    return server_pid
+            except OSError:
+                continue
+    raise TimeoutError(server_pid)
+
+
 async def test_it_starts_with_a_role_bound_by_row_level_security_and_durable_commits(home: Path) -> None:
     with embedded.start(home) as server:
         assert await _value(server, "SELECT current_user::text") == "tally"
@@ -153,6 +171,33 @@ async def test_it_recovers_after_a_kill_of_the_server(home: Path) -> None:
         lingering.terminate()
         server.close()
         assert await _value(recovered, "SELECT 1") == 1
+
+
+async def test_a_server_in_recovery_is_stopped_all_the_same_and_keeps_what_was_committed(home: Path) -> None:
+    """PostgreSQL 18 never finishes a fast stop that reaches it there."""
+    server = embedded.start(home)
+    # Enough to replay that the recovery is still at work when it is halted.
+    await _value(server, "CREATE TABLE kept AS SELECT g AS number, repeat('x', 500) FROM generate_series(1, 100000) g")
+    await _held_in_recovery(server)
+    server.close()
+    assert not (server.data / "postmaster.pid").exists()
+    with embedded.start(home) as server:
+        assert await _value(server, "SELECT count(*) FROM kept") == 100_000
+
+
+async def test_a_server_that_does_not_end_the_stop_of_a_killed_process_is_ended_by_the_next_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "STOP_SECONDS", 1)
+    server = embedded.start(home)
+    await _value(server, "CREATE TABLE kept AS SELECT g AS number, repeat('x', 500) FROM generate_series(1, 100000) g")
+    stuck = await _held_in_recovery(server)
+    os.kill(stuck, signal.SIGINT)
+    with embedded.start(home) as again:
+        assert _pid(again.data) != stuck
+        assert await _value(again, "SELECT count(*) FROM kept") == 100_000
+        server.close()
+        assert await _value(again, "SELECT 1") == 1
 
 
 async def test_a_pid_that_now_belongs_to_a_foreign_process_does_not_stop_the_start(home: Path) -> None:

@@ -20,7 +20,7 @@ import urllib.parse
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from tallystick.store.embedded_place import (
     ENVIRONMENT,
@@ -39,10 +39,12 @@ __all__ = ["Embedded", "EmbeddedFailed", "start"]
 START_SECONDS = 300
 # Seconds. A fast stop ends with a checkpoint of at most shared_buffers (256 MB).
 STOP_SECONDS = 120
+# Seconds. Without a checkpoint; after five PostgreSQL kills what has not gone.
+IMMEDIATE_SECONDS = 60
 # Seconds. initdb takes 1 to 3 on an idle machine.
 MAKE_SECONDS = 180
 # Seconds for another process to finish its start or stop, which may be a recovery.
-LOCK_SECONDS = START_SECONDS + STOP_SECONDS
+LOCK_SECONDS = START_SECONDS + STOP_SECONDS + IMMEDIATE_SECONDS
 # Seconds for processes of a killed server to notice that it is gone: mostly one, more on a busy machine.
 ORPHANS_SECONDS = 30
 # Seconds between two looks: short beside a start (0.1 or more), long beside the cost of a look.
@@ -52,6 +54,8 @@ LOG_BYTES = 10_000_000
 LOG_LINES_SHOWN = 12
 # No process can have this pid, and PostgreSQL may still read it: the largest pid_t.
 NOBODYS_PID = 2**31 - 1
+# Of postmaster.pid, counted from 0: starting, ready or stopping.
+STATUS_LINE = 7
 MAJOR_VERSION = "18"
 
 # The engine's role is no superuser, because row-level security does not bind those.
@@ -87,8 +91,7 @@ class Embedded:
         try:
             with _locked(self._locks / "start.lock"):
                 if _alone(users) and _postmaster(self.data):
-                    options = ("-D", str(self.data), "-m", "fast", "-t", str(STOP_SECONDS))
-                    _run(self._place, "pg_ctl", "stop", *options, seconds=STOP_SECONDS + PROBE_SECONDS)
+                    _stop(self._place)
         finally:
             os.close(users)
 
@@ -215,12 +218,35 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _stop(place: Place) -> None:
+    # A fast stop that reaches PostgreSQL 18 while it recovers from a crash never ends. At once is as safe there: what
+    # recovery has not finished, the next start does again.
+    if _answers(place):
+        try:
+            _stop_by(place, "fast", STOP_SECONDS)
+            return
+        except EmbeddedFailed:
+            if not _postmaster(place.data):
+                return
+    _stop_by(place, "immediate", IMMEDIATE_SECONDS)
+
+
+def _stop_by(place: Place, mode: Literal["fast", "immediate"], seconds: int) -> None:
+    options = ("-D", str(place.data), "-m", mode, "-t", str(seconds))
+    _run(place, "pg_ctl", "stop", *options, seconds=seconds + PROBE_SECONDS)
+
+
 def _ensure_running(place: Place) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    began = time.monotonic()
+    deadline = began + START_SECONDS
     # It may be starting or stopping on behalf of a process that was killed: that ends by itself.
     while pid := _postmaster(place.data):
         if _answers(place):
             return
+        if time.monotonic() > began + STOP_SECONDS and _is_stopping(place.data):
+            # Within a recovery it would never end (see _stop).
+            _stop_by(place, "immediate", IMMEDIATE_SECONDS)
+            continue
         if time.monotonic() > deadline:
             raise EmbeddedFailed(
                 f"PostgreSQL runs as process {pid} but has not answered in {place.sockets} for "
@@ -268,6 +294,13 @@ def _postmaster(data: Path) -> int | None:
         return None
     # After a crash or a reboot the pid may belong to anything, also to another home's server or to a zombie.
     return pid if name == "postgres" and (os.fsencode(data) in arguments or _works_in(process, data)) else None
+
+
+def _is_stopping(data: Path) -> bool:
+    try:
+        return (data / "postmaster.pid").read_text().split("\n")[STATUS_LINE].strip() == "stopping"
+    except (FileNotFoundError, IndexError):
+        return False
 
 
 def _works_in(process: Path, data: Path) -> bool:
