@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
+import uvloop
 
 from tallystick.engine.group_commit import SET_ASIDE, GroupCommit, SetAside
 from tallystick.engine.port import Contended, Lost
@@ -55,10 +56,10 @@ def done(items: Sequence[str]) -> list[str | Literal[SetAside.SET_ASIDE]]:
 
 @asynccontextmanager
 async def grouping(
-    script: Script | None = None, limits: Limits = ONE_LANE, *, joining: bool = False
+    script: Script | None = None, limits: Limits = ONE_LANE, *, joining: bool = False, paced: bool = False
 ) -> AsyncIterator[tuple[Work, Group]]:
     work = Work(script)
-    async with GroupCommit(work, limits=limits, joining=joining) as group:
+    async with GroupCommit(work, limits=limits, joining=joining, paced=paced) as group:
         yield work, group
 
 
@@ -175,6 +176,83 @@ async def test_another_lane_joins_one_that_takes_long() -> None:
         joined.set()
         await first
     assert work.batches == [["first"], ["second"], ["third"]]
+
+
+# A beat that no test waits for, after a batch of three.
+PACED = replace(ONE_LANE, lanes=2, join_items=5, join_seconds=60.0, pace_items=3, pace_seconds=60.0)
+
+
+async def _three_together(group: Group) -> None:
+    await asyncio.gather(*[group.submit(item, source="a") for item in ("x", "y", "z")])
+
+
+async def test_after_a_batch_of_several_a_small_one_waits_for_the_next_beat() -> None:
+    async with grouping(limits=PACED, joining=True, paced=True) as (work, group):
+        await _three_together(group)
+        waiting = [group.submit(item, source="a") for item in ("b", "c")]
+        await turns()
+        assert work.batches == [["x", "y", "z"]]
+        # Enough of them are worth a commit of their own.
+        waiting += [group.submit(item, source="a") for item in ("d", "e", "f")]
+        await asyncio.gather(*waiting)
+        assert work.batches == [["x", "y", "z"], ["b", "c", "d", "e", "f"]]
+
+
+async def test_lone_items_one_after_the_other_wait_for_no_beat() -> None:
+    async with grouping(limits=PACED, joining=True, paced=True) as (_, group):
+        for item in ("a", "b", "c", "d", "e"):
+            future = group.submit(item, source="a")
+            await turns()
+            assert future.result() == f"{item} done"
+
+
+async def test_after_the_beat_a_lone_item_is_taken_at_once_again() -> None:
+    async with grouping(limits=replace(PACED, pace_seconds=0.01), joining=True, paced=True) as (_, group):
+        await _three_together(group)
+        assert await asyncio.wait_for(group.submit("b", source="a"), 5.0) == "b done"
+        future = group.submit("c", source="a")
+        await turns()
+        assert future.result() == "c done"
+
+
+async def test_the_beat_is_kept_by_what_came_while_a_lane_worked() -> None:
+    """The timer that looks after a lane that takes long is not the one that this waits for."""
+    async with grouping(limits=replace(PACED, pace_seconds=0.01), joining=True, paced=True) as (work, group):
+        work.open.clear()
+        three = [group.submit(item, source="a") for item in ("x", "y", "z")]
+        await turns()
+        late = group.submit("late", source="a")
+        await turns()
+        assert work.batches == [["x", "y", "z"]]
+        work.open.set()
+        assert await asyncio.wait_for(late, 5.0) == "late done"
+        await asyncio.gather(*three)
+
+
+async def test_what_waits_for_a_beat_is_taken_when_the_queue_closes() -> None:
+    async with grouping(limits=PACED, joining=True, paced=True) as (_, group):
+        await _three_together(group)
+        left = group.submit("left", source="a")
+        await turns()
+        assert not left.done()
+    assert left.result() == "left done"
+
+
+def test_beats_on_the_loop_of_the_server() -> None:
+    """That is uvloop: it counts in milliseconds, rings early, and what is due within half of one is no timer at all."""
+
+    async def many(pace_seconds: float) -> int:
+        limits = replace(PACED, pace_seconds=pace_seconds)
+        answered = 0
+        async with grouping(limits=limits, joining=True, paced=True) as (_, group):
+            for _ in range(50):
+                await _three_together(group)
+                items = [group.submit(item, source="a") for item in ("b", "c")]
+                answered += len(await asyncio.wait_for(asyncio.gather(*items), 5.0))
+        return answered
+
+    for pace_seconds in (0.0004, 0.001, 0.0026):
+        assert uvloop.run(many(pace_seconds)) == 100
 
 
 async def test_nobody_is_answered_before_commit_has_returned() -> None:

@@ -12,6 +12,7 @@ acknowledged event must be in the table, once, and nothing else.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -150,6 +151,8 @@ def _by_schedule(measured: Measured) -> Details:
         "open_p999_ms": driven.p999_ms,
         "open_longest_ms": driven.longest_ms,
         "open_generator_behind_ms": driven.behind_ms,
+        "open_stolen_percent": round(100 * driven.stolen_seconds / (driven.seconds * (os.cpu_count() or 1)), 1),
+        **_took("open_", [measured]),
         "open_answers": " ".join(f"{status}:{count}" for status, count in driven.statuses.items()),
     }
 

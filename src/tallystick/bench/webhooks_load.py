@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 import uvloop
 
-from tallystick.bench.processor import own_seconds
+from tallystick.bench.processor import own_seconds, stolen_seconds
 
 # A schedule is kept to about this.
 _TICK_SECONDS: Final = 0.001
@@ -67,6 +67,8 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
     behind_ms: float
     # Of this process while it sent, without the signing.
     cpu_seconds: float
+    # Of all processors together, by other guests of the host.
+    stolen_seconds: float
 
 
 def requests(order: Order) -> Iterator[tuple[int, bytes]]:
@@ -173,7 +175,7 @@ class _Load:
             clients.append(client)
         gc.collect()
         gc.freeze()
-        self._cpu_before = own_seconds()
+        self._cpu_before, self._stolen_before = own_seconds(), stolen_seconds()
         began = time.perf_counter()
         self._until = began + self._order.seconds
         if self._order.rate:
@@ -266,6 +268,7 @@ class _Load:
             longest_ms=at(1.0),
             behind_ms=round(1000 * self._behind, 2),
             cpu_seconds=round(own_seconds() - self._cpu_before, 3),
+            stolen_seconds=round(stolen_seconds() - self._stolen_before, 2),
         )
 
 

@@ -3,7 +3,8 @@
 Callers queue; a lane takes everything that waits (bounded) and runs one transaction for all of it; then each
 caller gets his own answer. Nobody waits for company: a lone item is taken at once, and while lanes work the next
 batch gathers by itself. Where lanes are `joining`, a second one begins only when enough has gathered to be worth a
-commit of its own, or when the first takes long (a lock, a slow disk): two small transactions cost more than one.
+commit of its own, or when the first takes long (a lock, a slow disk): two small transactions cost more than one. Where
+they are `paced` as well, small batches keep time: once several came together, the next begin at beats.
 
     submit ──> queue ──> lane ──> work.commit(batch) ──> answers
                  ^                     │ Contended   ──> again, stepping around what is held
@@ -109,6 +110,7 @@ class GroupCommit(Generic[I, A]):
         linger_seconds: float = 0.0,
         in_order: bool = False,
         joining: bool = False,
+        paced: bool = False,
     ) -> None:
         """`footprint` tells what an item will lock: lanes then take batches that do not meet in the database.
 
@@ -116,8 +118,11 @@ class GroupCommit(Generic[I, A]):
         `in_order`: items that meet are worked on in the order they came, never by two lanes at once.
         `joining`: a lane begins beside one that works only for `limits.join_items` or after `limits.join_seconds`.
         Where Python has other things to do meanwhile; else the overlap is worth more than the larger batch.
+        `paced`: after a batch of `limits.pace_items`, one of less than `limits.join_items` begins `limits.pace_seconds`
+        after it began. Where some milliseconds of an answer matter less than what a commit costs.
         """
         self._join_items = limits.join_items if joining else 0
+        self._pace_seconds = limits.pace_seconds if paced else 0.0
         self._in_order = in_order
         self._linger_seconds = linger_seconds
         self._work = work
@@ -130,8 +135,11 @@ class GroupCommit(Generic[I, A]):
         self._tasks: list[asyncio.Task[None]] = []
         # When each lane that works began its batch.
         self._begun: dict[int, float] = {}
-        # Looks again at a small batch that was left to gather.
+        # The next beat: until then a small batch gathers.
+        self._paced_until = 0.0
+        # Looks again at a small batch that was left to gather, and when: a handle of uvloop cannot always tell.
         self._reminder: asyncio.TimerHandle | None = None
+        self._reminds_at = 0.0
         # Set aside, and not yet back in the queue.
         self._resting: set[_Waiting[I, A]] = set()
         self._unanswered = 0
@@ -154,6 +162,8 @@ class GroupCommit(Generic[I, A]):
     async def __aexit__(self, *_exception: object) -> None:
         """Refuse what comes now, answer what waits, stop."""
         self._closing = True
+        # What was left to gather until the next beat is taken now.
+        self._arrived.set()
         try:
             await asyncio.wait_for(self._idle.wait(), self._limits.drain_seconds)
         except TimeoutError:
@@ -204,7 +214,9 @@ class GroupCommit(Generic[I, A]):
                 await self._arrived.wait()
             locks = self._locks(batch)
             self._busy |= locks
-            self._begun[number] = asyncio.get_running_loop().time()
+            self._begun[number] = began = asyncio.get_running_loop().time()
+            if self._pace_seconds and len(batch) >= self._limits.pace_items:
+                self._paced_until = began + self._pace_seconds
             try:
                 await self._settle(batch)
             except asyncio.CancelledError:
@@ -228,19 +240,27 @@ class GroupCommit(Generic[I, A]):
         return {lock for waiting in batch for lock in waiting.footprint}
 
     def _is_left_to_gather(self) -> bool:
-        """Whether what waits is taken after the lanes that work, and not beside them."""
-        if not self._begun or len(self._queue) >= self._join_items:
+        """Whether what waits is taken later: after the lanes that work, and not beside them, or at the next beat."""
+        if len(self._queue) >= self._join_items:
             return False
-        if self._reminder is None:
-            loop = asyncio.get_running_loop()
+        if self._begun:
             until = min(self._begun.values()) + self._limits.join_seconds
-            if until <= loop.time():
-                return False
-            self._reminder = loop.call_at(until, self._look_again)
+        else:
+            until = 0.0 if self._closing else self._paced_until
+        if self._reminder is not None and self._reminds_at <= until:
+            return True
+        loop = asyncio.get_running_loop()
+        if until <= loop.time():
+            return False
+        if self._reminder is not None:
+            self._reminder.cancel()
+        self._reminder, self._reminds_at = loop.call_at(until, self._look_again), until
         return True
 
     def _look_again(self) -> None:
         self._reminder = None
+        # Timers come up to a millisecond early.
+        self._paced_until = 0.0
         self._arrived.set()
 
     async def _gathered(self) -> list[_Waiting[I, A]]:

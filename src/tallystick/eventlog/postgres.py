@@ -26,7 +26,7 @@ class PostgresLog:
         self._limits = limits
         self._news = asyncio.Event()
         self._group: GroupCommit[Delivery, int] = GroupCommit(
-            AppendWork(database, lambda _fresh: self._news.set()), limits=limits, joining=True
+            AppendWork(database, lambda _fresh: self._news.set()), limits=limits, joining=True, paced=True
         )
         self._telling: asyncio.Task[None] | None = None
 
