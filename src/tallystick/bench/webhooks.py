@@ -24,6 +24,7 @@ import msgspec
 from tallystick import app, queries
 from tallystick.bench import ground
 from tallystick.bench.order_status import Asked, asking, prepared
+from tallystick.bench.pauses import watched
 from tallystick.bench.processor import ServerClock
 from tallystick.bench.result import Result, median, ratio
 from tallystick.bench.webhooks_baseline import CONNECTIONS, FRAMEWORK
@@ -84,8 +85,8 @@ async def webhooks(
                     await _measured(dsn, side, seed=seed + run, count=count, seconds=seconds, receivers=receivers)
                 )
         if open_seconds:
-            details |= _by_schedule(
-                await _measured(
+            with watched() as halts:
+                by_schedule = await _measured(
                     dsn,
                     "ours",
                     seed=seed,
@@ -94,7 +95,9 @@ async def webhooks(
                     receivers=receivers,
                     rate=_RATE,
                 )
-            )
+            driven = by_schedule.driven
+            details |= _by_schedule(by_schedule)
+            details |= halts.details("open_", since=driven.began_at, seconds=driven.seconds)
         if spike:
             details |= _spiked(
                 await _measured(

@@ -67,6 +67,8 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
     behind_ms: float
     # Of this process while it sent, without the signing.
     cpu_seconds: float
+    # By the clock that every process of a machine shares.
+    began_at: float
     # Of all processors together, by other guests of the host.
     stolen_seconds: float
 
@@ -161,7 +163,7 @@ class _Load:
         self._in_flight = 0
         self._behind = 0.0
         self._until = 0.0
-        self._cpu_before = 0.0
+        self._cpu_before = self._stolen_before = self._began_at = 0.0
         self._ended_at = 0.0
         self._is_over = False
         self._after: Callable[[_Client, float], None] = self._next_closed if not order.rate else self._next_open
@@ -176,6 +178,7 @@ class _Load:
         gc.collect()
         gc.freeze()
         self._cpu_before, self._stolen_before = own_seconds(), stolen_seconds()
+        self._began_at = time.monotonic()
         began = time.perf_counter()
         self._until = began + self._order.seconds
         if self._order.rate:
@@ -268,6 +271,7 @@ class _Load:
             longest_ms=at(1.0),
             behind_ms=round(1000 * self._behind, 2),
             cpu_seconds=round(own_seconds() - self._cpu_before, 3),
+            began_at=self._began_at,
             stolen_seconds=round(stolen_seconds() - self._stolen_before, 2),
         )
 
