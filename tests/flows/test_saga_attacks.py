@@ -224,3 +224,30 @@ async def test_a_lock_that_nobody_lets_go_of_holds_up_its_own_order_alone(
         await till.run()
         assert await till.status(bought["lamp"][0]) == "PAID"
         assert await broken(dsn) == {}
+
+
+@pytest.mark.parametrize("code", ["53100", "58030"], ids=["no room on its disk", "a disk that fails"])
+async def test_a_database_that_cannot_write_is_an_outage_and_no_fault_of_the_event(
+    dsn: str, control: Control, code: str
+) -> None:
+    """Counted as tries, an hour of a full disk would make dead letters of everybody's payments."""
+    limits = replace(HURRIED, event_outage_seconds=0.0, event_tries=2)
+    async with desk(dsn, control, limits=limits) as till:
+        order, payment = await till.bought("k-lamp", sku="lamp")
+        await till.tell(payment, "evt_lamp")
+        connection = await asyncpg.connect(dsn)
+        try:
+            await connection.execute(
+                f"CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"RAISE 'could not extend file: No space left on device' USING ERRCODE = '{code}'; END $$; "
+                f"CREATE TRIGGER aa_refuse BEFORE UPDATE ON tally.orders FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+            )
+            for _ in range(4):
+                await till.run()
+            assert await till.ended() == {"evt_lamp": "UNPROCESSED"}
+        finally:
+            await connection.execute("DROP FUNCTION IF EXISTS public.refuse CASCADE")
+            await connection.close()
+        await till.run()
+        assert await till.status(order) == "PAID"
+        assert await broken(dsn) == {}

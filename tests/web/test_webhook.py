@@ -332,6 +332,28 @@ async def test_a_full_queue_is_told_and_costs_nobody_else(embedded18: servers.Se
         assert [status for status, _, _ in again] == [200, 200, 200]
 
 
+async def test_a_full_disk_is_told_like_a_database_that_is_away(embedded18: servers.Server) -> None:
+    """Nobody's webhook is at fault: one answer for the whole batch, and the provider comes back."""
+    dsn = embedded18.fresh_database()
+    limits = replace(LIMITS, outage_seconds=0.05, outage_first_pause_seconds=0.01)
+    async with receiving(dsn, limits) as (receiver, _service):
+        await fetchval(
+            dsn,
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "RAISE 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",
+        )
+        await fetchval(
+            dsn,
+            "CREATE TRIGGER aa_refuse BEFORE INSERT ON tally.webhook_guard "
+            "FOR EACH STATEMENT EXECUTE FUNCTION public.refuse()",
+        )
+        answers = await asyncio.gather(*(ask(receiver, body(number)) for number in range(5)))
+        assert {(status, told.get("retry-after") is not None) for status, told, _ in answers} == {(503, True)}
+        await fetchval(dsn, "DROP FUNCTION public.refuse CASCADE")
+        assert (await ask(receiver, body(1)))[0] == 200
+    assert set(await stored(dsn)) == {"evt_1"}
+
+
 async def test_a_delivery_of_several_events_is_stored_whole(embedded18: servers.Server) -> None:
     """Adyen tells many in one request: half of it acknowledged would be half of it lost."""
     dsn = embedded18.fresh_database()

@@ -18,7 +18,7 @@ from tallystick.settings import LIMITS, Limits
 
 Connection = asyncpg.Connection
 
-# These say that the server went away, not that our statement was wrong.
+# These say that the server went away or cannot work, not that our statement was wrong.
 GONE = (
     OSError,
     asyncpg.PostgresConnectionError,
@@ -29,6 +29,9 @@ GONE = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
+    # No room on its disk, or a disk that fails. (Out of memory is not among them: a smaller batch may fit.)
+    asyncpg.DiskFullError,
+    asyncpg.PostgresIOError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.QueryCanceledError,
