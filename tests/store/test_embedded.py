@@ -19,6 +19,7 @@ import pytest
 
 from tallystick.store import embedded, embedded_place
 from tallystick.store.embedded import Embedded, EmbeddedFailed
+from tallystick.store.embedded_place import Place
 
 # Seconds for another process to start or to die.
 PATIENCE_SECONDS = 60
@@ -198,6 +199,24 @@ async def test_a_server_that_does_not_end_the_stop_of_a_killed_process_is_ended_
         assert await _value(again, "SELECT count(*) FROM kept") == 100_000
         server.close()
         assert await _value(again, "SELECT 1") == 1
+
+
+async def test_a_server_that_ends_while_it_is_being_stopped_has_been_stopped(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else stops it between our look at it and our word to it."""
+    server = embedded.start(home)
+    answers = embedded._answers
+
+    def stopped_in_between(place: Place) -> bool:
+        os.kill(_pid(place.data), signal.SIGQUIT)
+        while embedded._postmaster(place.data):
+            time.sleep(0.01)
+        return answers(place)
+
+    monkeypatch.setattr(embedded, "_answers", stopped_in_between)
+    server.close()
+    assert not (server.data / "postmaster.pid").exists()
 
 
 async def test_a_pid_that_now_belongs_to_a_foreign_process_does_not_stop_the_start(home: Path) -> None:

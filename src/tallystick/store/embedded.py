@@ -222,18 +222,20 @@ def _stop(place: Place) -> None:
     # A fast stop that reaches PostgreSQL 18 while it recovers from a crash never ends. At once is as safe there: what
     # recovery has not finished, the next start does again.
     if _answers(place):
-        try:
+        with contextlib.suppress(EmbeddedFailed):
             _stop_by(place, "fast", STOP_SECONDS)
             return
-        except EmbeddedFailed:
-            if not _postmaster(place.data):
-                return
     _stop_by(place, "immediate", IMMEDIATE_SECONDS)
 
 
 def _stop_by(place: Place, mode: Literal["fast", "immediate"], seconds: int) -> None:
     options = ("-D", str(place.data), "-m", mode, "-t", str(seconds))
-    _run(place, "pg_ctl", "stop", *options, seconds=seconds + PROBE_SECONDS)
+    try:
+        _run(place, "pg_ctl", "stop", *options, seconds=seconds + PROBE_SECONDS)
+    except EmbeddedFailed:
+        # It may have ended just before, by somebody else's hand.
+        if _postmaster(place.data):
+            raise
 
 
 def _ensure_running(place: Place) -> None:
