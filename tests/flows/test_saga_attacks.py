@@ -245,6 +245,7 @@ async def test_a_database_that_cannot_write_is_an_outage_and_no_fault_of_the_eve
             for _ in range(4):
                 await till.run()
             assert await till.ended() == {"evt_lamp": "UNPROCESSED"}
+            assert await connection.fetchval("SELECT tries FROM tally.webhook_events") == 0
         finally:
             await connection.execute("DROP FUNCTION IF EXISTS public.refuse CASCADE")
             await connection.close()

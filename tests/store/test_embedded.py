@@ -45,7 +45,10 @@ def folder() -> Iterator[Path]:
     made.chmod(0o755)
     yield made
     for held in made.rglob("postmaster.pid"):
-        _kill(_pid(held.parent))
+        server = _pid(held.parent)
+        # First its own processes: one that a test has halted would not notice that its server is gone.
+        for process in (*_children(server), server):
+            _kill(process)
     shutil.rmtree(made)
 
 
@@ -64,6 +67,13 @@ async def _value(server: Embedded | str, query: str) -> object:
 
 def _pid(data: Path) -> int:
     return int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _kill(pid: int) -> None:
@@ -101,10 +111,10 @@ async def _held_in_recovery(server: Embedded) -> int:
     os.kill(int(await crashed.fetchval("SELECT pg_backend_pid()")), signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        for pid in Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split():
+        for pid in _children(server_pid):
             try:
                 if b"startup" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(int(pid), signal.SIGSTOP)
+                    os.kill(pid, signal.SIGSTOP)
                     crashed.terminate()
                     return server_pid
             except OSError:
@@ -210,7 +220,8 @@ async def test_a_server_that_ends_while_it_is_being_stopped_has_been_stopped(
 
     def stopped_in_between(place: Place) -> bool:
         os.kill(_pid(place.data), signal.SIGQUIT)
-        while embedded._postmaster(place.data):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while embedded._postmaster(place.data) and time.monotonic() < deadline:
             time.sleep(0.01)
         return answers(place)
 
