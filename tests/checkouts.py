@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import httpx2
 
 from tallystick import app
 from tallystick.core.idempotency import Tenant
@@ -24,7 +25,7 @@ from tallystick.web.webhook import PREFIX, WebhookReceiver
 from tests.payments import age
 from tests.providers.worlds import Control
 from tests.settlements import superuser
-from tests.webhooks import headers
+from tests.webhooks import TRUSTED, headers
 
 NAME = "simulator"
 CARD = "pm_card_visa"
@@ -64,7 +65,12 @@ async def till(
     dsn: str, control: Control, *, ttl_seconds: float = 600.0, limits: Limits = LIMITS, migrating: bool = True
 ) -> AsyncIterator[Till]:
     """Open for business. A reservation has no grace here: when its time is over it may be swept."""
-    settings = Settings(database_url=dsn, reservation_ttl_seconds=ttl_seconds, reservation_grace_seconds=0.0)
+    settings = Settings(
+        database_url=dsn,
+        reservation_ttl_seconds=ttl_seconds,
+        reservation_grace_seconds=0.0,
+        simulator_webhook_secret=TRUSTED,
+    )
     async with app.running(settings, limits=limits, migrating=migrating, simulator_url=control.url) as service:
         owner = await ensure_tenant(service.database, "default")
         yield Till(dsn, control, service, owner, WebhookReceiver(service))
@@ -91,14 +97,19 @@ async def deliver(receiver: WebhookReceiver, raw: bytes) -> int:
     return int(answers[0]["status"])
 
 
-async def pass_time(dsn: str, span: timedelta) -> None:
+async def pass_time(dsn: str, span: timedelta, *, in_one_snapshot: bool = False) -> None:
     """What was sent, what is owed and what was claimed becomes older. Orders, which would expire, do not."""
-    await age(dsn, span)
+    await age(dsn, span, in_one_snapshot=in_one_snapshot)
     connection = await asyncpg.connect(superuser(dsn))
     try:
         await connection.execute(
             "UPDATE tally.webhook_events SET due_at = due_at - $1::interval, processing_until = processing_until"
             " - $1::interval WHERE status IN ('UNPROCESSED', 'IN_PROCESSING')",
+            span,
+        )
+        await connection.execute(
+            "UPDATE tally.order_hold SET due_at = due_at - $1::interval WHERE closed_as IS NULL"
+            " AND (verdict IS NULL OR verdict IN ('given_up', 'absent'))",
             span,
         )
     finally:
@@ -118,6 +129,31 @@ async def expire(dsn: str, *orders: str) -> None:
             )
     finally:
         await connection.close()
+
+
+async def given_up(dsn: str, *orders: str) -> None:
+    """The provider could not be asked for as long as these orders were held for it, nor later: they may be swept."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            "INSERT INTO tally.order_hold (tenant_id, order_id, verdict, closed_as)"
+            " SELECT tenant_id, id, 'given_up', 'unanswered'"
+            " FROM tally.orders WHERE id = ANY($1::uuid[]) ON CONFLICT DO NOTHING",
+            [order.removeprefix("or_") for order in orders],
+        )
+    finally:
+        await connection.close()
+
+
+async def authorise(url: str, payment: str) -> None:
+    """On the provider's own page, by the customer: the card is charged."""
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as page:
+        answer = await page.post(
+            f"/stripe/v1/payment_intents/{payment}/confirm",
+            data={"payment_method": CARD},
+            headers={"authorization": f"Bearer {app.SIMULATOR_API_KEY}"},
+        )
+    assert answer.json()["status"] == "succeeded", answer.text
 
 
 @dataclass
@@ -148,7 +184,7 @@ async def compare(dsn: str, entries: Iterable[dict[str, Any]]) -> Halves:
     connection = await asyncpg.connect(dsn)
     try:
         log = await connection.fetch(
-            "SELECT idempotency_key, order_id, operation_type, status, payment_intent_id FROM"
+            "SELECT idempotency_key, order_id, operation_type, status, payment_intent_id, part, amount_micros FROM"
             " tally.payment_idempotency_log"
         )
         receipts = await connection.fetch(
@@ -175,9 +211,19 @@ _NOTHING = {"fate": None, "amount_micros": 0, "order_status": None}
 _OPEN = ("UNPROCESSED", "IN_PROCESSING", "DEAD_LETTER")
 
 
+def _asked_for(log: Sequence[Any]) -> dict[str, list[int]]:
+    """What a tenant gave back of his payments, by the log."""
+    asked: dict[str, list[int]] = defaultdict(list)
+    for row in log:
+        if row["part"] is not None and row["status"] == "COMPLETED":
+            asked[row["payment_intent_id"]].append(row["amount_micros"])
+    return asked
+
+
 def _compare(found: Halves, entries: list[dict[str, Any]], log: Sequence[Any], receipts: dict[str, Any]) -> None:
     order_of = {row["idempotency_key"].hex(): row["order_id"] for row in log if row["operation_type"] == "CHARGE"}
     back: dict[str, list[int]] = defaultdict(list)
+    asked = _asked_for(log)
     taken: dict[Any, list[str]] = defaultdict(list)
     moved = {}
     for entry in entries:
@@ -196,8 +242,11 @@ def _compare(found: Halves, entries: list[dict[str, Any]], log: Sequence[Any], r
     for payment, micros in moved.items():
         receipt, given_back = receipts.get(payment, _NOTHING), back.get(payment, [])
         pays = receipt["fate"] == "PAID"
-        found.paid += receipt["amount_micros"] if pays else 0
-        if len(given_back) > 1 or sum(given_back) > micros or (pays and given_back):
+        # What is left of it: parts that were asked for went back.
+        found.paid += receipt["amount_micros"] - sum(asked[payment]) if pays else 0
+        if pays and sorted(given_back) != sorted(asked[payment]):
+            found.doubled.append(f"{payment} of {micros}: {asked[payment]} was asked for, and {given_back} went back")
+        elif sum(given_back) > micros or (not pays and len(given_back) > 1):
             found.doubled.append(f"{payment} of {micros} pays an order: {pays}, and went back: {given_back}")
         elif not pays and sum(given_back) != micros:
             found.lost.append(f"{payment} of {micros} pays nothing, and went back: {given_back}")

@@ -27,7 +27,6 @@ class Startable(Protocol):
 
 _Kind = TypeVar("_Kind", bound=Startable)
 PLANTED = os.environ.get("TALLY_TEST_PLANT")
-REQUIRE_ALL = os.environ.get("TALLY_TEST_REQUIRE") == "all"
 
 
 if PLANTED is not None:
@@ -107,9 +106,7 @@ def own_control(tmp_path: Path) -> Iterator[Control]:
 
 def _served(server: _Kind | servers.Missing) -> Iterator[_Kind]:
     if isinstance(server, servers.Missing):
-        if REQUIRE_ALL:
-            pytest.fail(f"{server.name}: {server.reason}")
-        pytest.skip(f"{server.name}: {server.reason}")
+        servers.cannot_be_tested(f"{server.name}: {server.reason}")
     try:
         server.start()
         if isinstance(server, servers.Postgres):

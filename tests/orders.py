@@ -209,7 +209,7 @@ async def in_flight(shop: Store, *keys: str, asked: Any = LAMP) -> AsyncIterator
 async def sweeping(shop: Store) -> AsyncIterator[int]:
     """A sweep in a transaction that commits when the block ends."""
     async with shop.database.writing() as connection:
-        rows = await connection.fetch(orders_store._SQL["overdue"], NONE, 100, None, [])
+        rows = await connection.fetch(orders_store._SQL["overdue"], NONE, 100, None, [], None)
         names = [row["tenant_id"] for row in rows], [row["id"] for row in rows]
         done = await connection.fetch(orders_store._SQL["finish"], *names, "CANCELLED_BY_SWEEPER")
         yield len(done)

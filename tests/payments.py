@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 
@@ -19,6 +20,7 @@ from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Paid, Paying, PaymentPending, PaymentView
 from tallystick.flows.order import Orders
 from tallystick.flows.payment import Payments
+from tallystick.flows.release import Releases
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
@@ -44,16 +46,21 @@ HURRIED = replace(LIMITS, payment_wait_seconds=20.0)
 _MOMENTS = {
     # Not created_at and completed_at: the journal has them too.
     "tally.payment_idempotency_log": ("due_at",),
-    "tally.intent": ("first_sent_at",),
+    "tally.intent": ("first_sent_at", "since"),
     "tally.attempt": ("sent_at", "not_after", "answered_at"),
+    "tally.whereabouts": ("confirmed_at",),
+    "tally.life": ("known_until", "began_at"),
 }
 
 
-async def age(dsn: str, span: timedelta = A_WHILE) -> None:
-    """Let that much time pass for what was sent."""
+async def age(dsn: str, span: timedelta = A_WHILE, *, in_one_snapshot: bool = False) -> None:
+    """Let that much time pass for what was sent.
+
+    `in_one_snapshot`: beside those at work, so that an attempt they make meanwhile is not made older than its intent.
+    """
     connection = await asyncpg.connect(superuser(dsn))
     try:
-        async with connection.transaction():
+        async with connection.transaction(isolation="repeatable_read" if in_one_snapshot else None):
             await connection.execute("SET LOCAL session_replication_role = replica")
             for table, columns in _MOMENTS.items():
                 moved = ", ".join(f"{column} = {column} - $1::interval" for column in columns)
@@ -62,9 +69,18 @@ async def age(dsn: str, span: timedelta = A_WHILE) -> None:
         await connection.close()
 
 
+def new_key() -> str:
+    """An Idempotency-Key that nobody used."""
+    return f"click-{uuid4().hex}"
+
+
 def charged(control: Control, world: World = STRIPE) -> list[dict[str, Any]]:
     """Every payment object in the provider's own books, whatever became of it, oldest first."""
     return control.made(world.name, "payment_intent" if world.name == "stripe" else "charge")
+
+
+# How long a provider out of reach keeps an order from being swept.
+HOLD = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -87,11 +103,11 @@ class Checkout:
         assert isinstance(made, Reserved), made
         return made.view
 
-    async def pay(self, order: OrderView, **more: Any) -> Paid:
-        """One click. Where the provider needs the card with the charge, it has one."""
+    async def pay(self, order: OrderView, *, key: str | None = None, **more: Any) -> Paid:
+        """One click, as a rule under a new key. Where the provider needs the card with the charge, it has one."""
         given = {"payment_method": self.world.payment_method, **more}
         token = given.pop("token", order.reservation_token)
-        return await self.payments.pay(self.tenant, order.id, token, **given)
+        return await self.payments.pay(self.tenant, order.id, token, idempotency_key=key or new_key(), **given)
 
     async def paying(self, order: OrderView, **more: Any) -> Paying:
         answer = await self.pay(order, **more)
@@ -150,7 +166,10 @@ async def checkout(
         stack.push_async_callback(provider.close)
         known = {world.name: provider}
         sender = await stack.enter_async_context(Sender(database, known, limits=limits))
-        orders = await stack.enter_async_context(Orders(database, ttl=ttl, grace=grace, limits=limits))
+        releases = Releases(database, known, hold=HOLD, limits=limits)
+        orders = await stack.enter_async_context(
+            Orders(database, ttl=ttl, grace=grace, releases=releases, limits=limits)
+        )
         payments = await stack.enter_async_context(
             Payments(database, known, sender, provider=world.name, limits=limits)
         )

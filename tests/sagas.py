@@ -4,7 +4,8 @@ Desk   one process's worth of saga and financial sweeper, beside a Checkout; sev
 tell   what a provider would tell, as an event in the log; in any order, as often as a test likes
 """
 
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,9 +13,12 @@ from typing import Any
 
 import asyncpg
 
+from tallystick.core.author import acting
 from tallystick.core.currencies import Purpose
 from tallystick.core.order import order_id
+from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Event, Movement
+from tallystick.core.refund_review import Decision
 from tallystick.flows.events import Events, Processed
 from tallystick.flows.refund import Refunds
 from tallystick.flows.saga import Saga
@@ -24,8 +28,10 @@ from tallystick.store import refund as store
 from tallystick.store import webhook
 from tallystick.store.order import OrderView
 from tallystick.store.refund import RefundRow
+from tallystick.store.settlement_review import ApprovalView
+from tests.checkouts import given_up
 from tests.payments import HURRIED, STRIPE, Checkout, checkout
-from tests.providers.worlds import Control, World
+from tests.providers.worlds import API_KEY, Control, World
 from tests.settlements import superuser
 
 LEASE = timedelta(minutes=5)
@@ -52,17 +58,62 @@ class Desk:
     def dsn(self) -> str:
         return self.shop.dsn
 
-    async def bought(self, key: str = "k", **fields: Any) -> tuple[OrderView, str]:
-        """An order whose payment the provider has, and that payment's id."""
+    async def decided(
+        self,
+        order: OrderView,
+        payment: str,
+        decision: Decision,
+        *,
+        refund_id: str | None = None,
+        part: str | None = None,
+    ) -> Any:
+        """What two persons decide: one asks, another agrees. Their word, or why it does not count."""
+        with acting("anna/tsk_anna"):
+            asked = await self.refunds.decide(
+                self.shop.tenant, order.id, payment, decision, refund_id=refund_id, part=part
+            )
+        if not isinstance(asked, ApprovalView):
+            return asked
+        done = await self.refunds.approve(
+            self.shop.tenant,
+            asked,
+            is_approved=True,
+            reason="Looked.",
+            by="bert/tsk_bert",
+            idempotency_key=f"approve-{asked.id}",
+        )
+        return done if isinstance(done, Rejected) else "KEPT" if decision == "keep" else "REFUND"
+
+    async def bought(
+        self, key: str = "k", *, by: Mapping[str, Any] | None = None, **fields: Any
+    ) -> tuple[OrderView, str]:
+        """An order whose payment the provider has, and that payment's id. `by`: how it is paid."""
         order = await self.shop.order(key, **fields)
-        paying = await self.shop.paying(order)
+        paying = await self.shop.paying(order, **(by or {}))
         assert paying.payment.payment_intent_id is not None
         return order, paying.payment.payment_intent_id
+
+    async def bought_for(self, micros: int, key: str = "k") -> tuple[OrderView, str]:
+        """The same, but the provider took another amount of it: somebody changed it there before the customer paid."""
+        order = await self.shop.order(key)
+        payment = (await self.shop.paying(order, payment_method=None)).payment.payment_intent_id
+        assert payment is not None
+        self.at_the_provider(payment, "", f"amount={micros // 10_000}")
+        self.at_the_provider(payment, "/confirm", "payment_method=pm_card_visa")
+        return order, payment
+
+    def at_the_provider(self, payment: str, what: str, fields: str = "") -> None:
+        """As somebody else does it, with the provider's dashboard or on its page. Stripe's alone."""
+        url = f"{self.shop.control.url}/stripe/v1/payment_intents/{payment}{what}"
+        request = urllib.request.Request(url, fields.encode(), {"authorization": f"Bearer {API_KEY}"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            assert reply.status == 200
 
     async def ghost(self, key: str = "k", **fields: Any) -> tuple[OrderView, str]:
         """The same, cancelled by the sweeper since: the shop's reservations must hold a moment only, see `late`."""
         order, payment = await self.bought(key, **fields)
         await expire(self.dsn, order)
+        await given_up(self.dsn, order.id)
         await self.shop.orders.sweep()
         assert await self.status(order) == "CANCELLED_BY_SWEEPER"
         return order, payment
@@ -128,7 +179,12 @@ async def expire(dsn: str, order: OrderView) -> None:
         await connection.close()
 
 
-async def tell(
+async def tell(shop: Checkout, payment: str, event: str = "evt_1", **more: Any) -> None:
+    async with shop.database.writing() as connection:
+        await webhook.append(connection, [told(shop, payment, event, **more)])
+
+
+def told(
     shop: Checkout,
     payment: str,
     event: str = "evt_1",
@@ -140,7 +196,7 @@ async def tell(
     reference: str = "",
     parent: str = "",
     provider: str | None = None,
-) -> None:
+) -> Told:
     movement = Movement(
         provider=shop.world.name,
         purpose=purpose,
@@ -152,7 +208,7 @@ async def tell(
         reference=reference,
         parent=parent,
     )
-    told = Event(
+    one = Event(
         provider=shop.world.name,
         type=f"{purpose}.{state}",
         dedup_key=event,
@@ -162,8 +218,7 @@ async def tell(
         movement=movement,
         body=b"{}",
     )
-    async with shop.database.writing() as connection:
-        await webhook.append(connection, [Told(provider or shop.world.name, (told,))])
+    return Told(provider or shop.world.name, (one,))
 
 
 @asynccontextmanager
@@ -178,6 +233,6 @@ async def desk(
         refunds = await stack.enter_async_context(
             Refunds(shop.database, known, sender, limits=limits, jitter=lambda: 0.0)
         )
-        saga = Saga(shop.database, refunds, limits=limits)
+        saga = Saga(shop.database, refunds, sender.witness, limits=limits)
         events = Events(shop.database, {"charge": saga, "refund": saga}, lease=LEASE, by=by, limits=limits)
         yield Desk(shop, refunds, saga, events)

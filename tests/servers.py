@@ -20,13 +20,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
+
+import pytest
 
 from tallystick.store import migrate as migrating
 from tallystick.store.embedded import BOOTSTRAP
@@ -37,13 +39,16 @@ PATIENCE_SECONDS = 90
 OLDEST_POSTGRES = 15
 # The folder of an embedded server that a run of tests lends to those it starts: making one takes longer than a test.
 LENT = "TALLY_TEST_EMBEDDED18"
+# The port of a MariaDB that is lent in the same way.
+LENT_MARIADB = "TALLY_TEST_MARIADB"
 DISK = Path("/tmp")  # noqa: S108 - what is made there has a name of its own
 MEMORY = Path("/dev/shm")  # noqa: S108 - like DISK
 # Several servers of some hundred megabytes each, for every process that shares the tests.
 ENOUGH_MEMORY_BYTES = 8 << 30
 # A copy of the template says that it is one, as a restored backup would: this one is no copy of anybody's money.
 AT_HOME = """\
-UPDATE tally.whereabouts SET (system, timeline, database) = (SELECT system, timeline, database FROM tally.here());
+UPDATE tally.whereabouts SET (system, timeline, database, started_at, intents) =
+    (SELECT system, timeline, database, started_at, intents FROM tally.whereabouts_now());
 """
 MARIADB_FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
 
@@ -58,7 +63,10 @@ class Server(Protocol):
         """Stop it. Immediate is a crash: no checkpoint, connections cut. Does nothing when it is down."""
 
     def fresh_database(self) -> str:
-        """The DSN of a new database. PostgreSQL's has this code's schema already; migrating it applies nothing."""
+        """The DSN of a new database. It has this code's schema already; migrating it applies nothing."""
+
+    def empty_database(self) -> str:
+        """The DSN of one without a schema: for tests of how it gets there."""
 
     def remove(self) -> None:
         """Stop it and delete its data."""
@@ -70,6 +78,13 @@ class Missing:
 
     name: str
     reason: str
+
+
+def cannot_be_tested(reason: str) -> NoReturn:
+    """End a test for want of what it needs. Where everything is required that is a failure, and else a skip."""
+    if os.environ.get("TALLY_TEST_REQUIRE") == "all":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def embedded18(*, is_shared: bool = False) -> "Postgres":
@@ -92,25 +107,38 @@ def postgres15() -> "Postgres | Missing":
     return Postgres(name, _folder("postgres15", is_shared=True), programs, _system_account("postgres"))
 
 
-def mariadb() -> Server | Missing:
+def mariadb() -> "MariaDB | Missing":
     path = _mariadb_path()
     if isinstance(path, Missing):
         return path
+    lent = os.environ.get(LENT_MARIADB)
+    if lent is not None:
+        return BorrowedMariaDB(int(lent), path)
     return MariaDB(_folder("mariadb"), path, _system_account("mysql"))
+
+
+def pgbouncer(server: "Postgres", **settings: str) -> "PgBouncer | Missing":
+    program = _pgbouncer_program()
+    return program if isinstance(program, Missing) else PgBouncer(server, program, **settings)
 
 
 def missing() -> list[Missing]:
     """The engines that cannot be tested on this machine."""
-    return [probe for probe in (_postgres_programs(), _mariadb_path()) if isinstance(probe, Missing)]
+    probes = (_postgres_programs(), _mariadb_path(), _pgbouncer_program())
+    return [probe for probe in probes if isinstance(probe, Missing)]
+
+
+def _pgbouncer_program() -> str | Missing:
+    found = shutil.which("pgbouncer", path=os.pathsep.join(MARIADB_FOLDERS))
+    return found or Missing("PgBouncer", "no pgbouncer; install Debian's pgbouncer")
 
 
 def _postgres_programs() -> Path | Missing:
-    found = {int(path.parent.name): path for path in Path("/usr/lib/postgresql").glob("[0-9]*/bin")}
-    # The oldest version the engine promises to work with is the one that can break it.
-    versions = sorted(version for version in found if version >= OLDEST_POSTGRES)
-    if not versions:
-        return Missing("PostgreSQL 15", "not in /usr/lib/postgresql; install Debian's postgresql-15")
-    return found[versions[0]]
+    # The oldest version the engine promises to work with is the one that can break it: no newer one in its place.
+    programs = Path(f"/usr/lib/postgresql/{OLDEST_POSTGRES}/bin")
+    if not (programs / "postgres").exists():
+        return Missing(f"PostgreSQL {OLDEST_POSTGRES}", f"not in {programs}; install Debian's postgresql-15")
+    return programs
 
 
 def _mariadb_path() -> str | Missing:
@@ -121,6 +149,10 @@ def _mariadb_path() -> str | Missing:
 
 
 class Postgres:
+    # Beyond what ships: for a test that needs a server of its own to be different.
+    settings = ""
+    environment: Mapping[str, str] = {}
+
     def __init__(self, name: str, folder: Path, programs: Path, account: Account | None) -> None:
         self.name = name
         self.folder = folder
@@ -140,7 +172,8 @@ class Postgres:
         if not self._has_data:
             self._make()
         log = self._data / "server.log"
-        self._run("pg_ctl", "start", "-D", str(self._data), "-l", str(log), "-w", "-t", str(PATIENCE_SECONDS))
+        begin = ("pg_ctl", "start", "-D", str(self._data), "-l", str(log), "-w", "-t", str(PATIENCE_SECONDS))
+        self._run(*begin, environment=self.environment)
 
     def stop(self, *, immediate: bool = False) -> None:
         if not (self._data / "postmaster.pid").exists():
@@ -159,7 +192,6 @@ class Postgres:
         return self.dsn(name)
 
     def empty_database(self) -> str:
-        """The DSN of one without a schema: for tests of how it gets there."""
         name = self._next_name()
         self._drop()
         self._ask(f"CREATE DATABASE {name};")
@@ -170,6 +202,14 @@ class Postgres:
         """Nobody uses these databases any more."""
         self.made = [name for name in self.made if name not in names]
         self._over += names
+
+    @property
+    def sockets(self) -> Path:
+        return self._sockets
+
+    @property
+    def account(self) -> Account | None:
+        return self._account
 
     def dsn(self, database: str, *, user: str = "tally") -> str:
         return f"postgresql://{user}@/{database}?host={self._sockets}&port=5432"
@@ -188,7 +228,7 @@ class Postgres:
         with (self._data / "postgresql.conf").open("a", encoding="utf-8") as settings:
             settings.write(template.replace("@SOCKETS@", str(self._sockets)))
             # Hundreds of databases: syncing them file by file takes half a minute after each crash.
-            settings.write("\nrecovery_init_sync_method = syncfs\n")
+            settings.write(f"\nrecovery_init_sync_method = syncfs\n{self.settings}")
         self._run("postgres", "--single", "-j", "-D", str(self._data), "postgres", statements=BOOTSTRAP)
         self._has_data = True
 
@@ -225,8 +265,78 @@ class Postgres:
         address = self.dsn("tally", user=user)
         self._run("psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-f", "-", address, statements=statements)
 
-    def _run(self, program: str, *arguments: str, statements: str = "") -> None:
-        _run([str(self._programs / program), *arguments], self._account, statements=statements)
+    def _run(
+        self, program: str, *arguments: str, statements: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        command = [str(self._programs / program), *arguments]
+        _run(command, self._account, statements=statements, environment=environment)
+
+
+class PgBouncer:
+    """Debian's, in transaction mode, before one PostgreSQL. Every transaction gets another server connection."""
+
+    def __init__(self, server: Postgres, program: str, **settings: str) -> None:
+        self._program = program
+        # The server's own: nobody else may use its socket.
+        self._account = server.account
+        self._folder = _folder("pgbouncer")
+        self._port = _free_port()
+        self._server = server
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        users, settings = self._folder / "users.txt", self._folder / "pgbouncer.ini"
+        users.write_text('"tally" ""\n"postgres" ""\n', encoding="ascii")
+        lines = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self._port),
+            "unix_socket_dir": "",
+            "auth_type": "trust",
+            "auth_file": str(users),
+            "pool_mode": "transaction",
+            "default_pool_size": "6",
+            "max_client_conn": "500",
+            # The one that was idle the longest: nobody meets what he left in a session.
+            "server_round_robin": "1",
+            **self._settings,
+        }
+        text = "".join(f"{name} = {value}\n" for name, value in lines.items())
+        settings.write_text(f"[databases]\n* = host={self._server.sockets} port=5432\n[pgbouncer]\n{text}")
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, str(settings)],
+                cwd="/",
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **run_as(self._account),
+            )
+        self._wait_until_it_answers(self._process)
+
+    def address(self, dsn: str) -> str:
+        """The way to that database through the pooler."""
+        database = dsn.split("@/", 1)[1].split("?", 1)[0]
+        return f"postgresql://tally@127.0.0.1:{self._port}/{database}"
+
+    def remove(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE_SECONDS)
+        shutil.rmtree(self._folder)
+
+    def _wait_until_it_answers(self, process: "subprocess.Popen[bytes]") -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                return
+            except OSError as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"pgbouncer did not start: {(self._folder / 'log').read_text()}") from error
+                time.sleep(0.05)
 
 
 class Borrowed(Postgres):
@@ -289,9 +399,23 @@ class MariaDB:
         self._process = None
 
     def fresh_database(self) -> str:
-        name = f"test_{next(self._numbers)}"
+        dsn = self.empty_database()
+        # Not imported above: the driver is an extra.
+        from tallystick.store.mysql import migrate as mysql  # noqa: PLC0415
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: asyncio.run(mysql.migrate(dsn))).result()
+        return dsn
+
+    def empty_database(self) -> str:
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
         self._ask(f"CREATE DATABASE {name}")
         return self.dsn(name)
+
+    @property
+    def lent(self) -> dict[str, str]:
+        """For the environment of a run that may use it."""
+        return {LENT_MARIADB: str(self._port)}
 
     def dsn(self, database: str = "") -> str:
         return f"mysql://root@127.0.0.1:{self._port}/{database}"
@@ -345,6 +469,24 @@ class MariaDB:
         return found
 
 
+class BorrowedMariaDB(MariaDB):
+    """One that another process made and will delete. Nobody who borrows it stops it."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self._path = path
+        self._port = port
+        self._numbers = itertools.count(1)
+
+    def start(self) -> None:
+        """It runs."""
+
+    def stop(self, *, immediate: bool = False) -> None:  # noqa: ARG002 - every server's
+        raise RuntimeError("a borrowed server is not to be stopped")
+
+    def remove(self) -> None:
+        """Whoever made it does."""
+
+
 def _folder(purpose: str, *, is_shared: bool = False) -> Path:
     where = MEMORY if is_shared and _memory_bytes() >= ENOUGH_MEMORY_BYTES else DISK
     folder = Path(tempfile.mkdtemp(prefix=f"tally-test-{purpose}-", dir=where))
@@ -386,11 +528,18 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _run(command: list[str], account: Account | None, *, statements: str = "") -> None:
+def _run(
+    command: list[str],
+    account: Account | None,
+    *,
+    statements: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> None:
     done = subprocess.run(
         command,
         cwd="/",
-        env=ENVIRONMENT,
+        # In place only once the account is changed: a library that is loaded first would run as root.
+        env={**ENVIRONMENT, **(environment or {})},
         input=statements,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

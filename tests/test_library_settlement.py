@@ -24,6 +24,14 @@ async def _create(
     )
 
 
+async def _fund(tally: tallystick.Tally, account: str = "settlement:clearing:EUR", micros: int = 10**9) -> None:
+    """What came in, before anything goes out."""
+    for name, floor in ((account, 0), ("bank", None)):
+        assert not isinstance(await tally.put_account(name, currency="EUR", floor_micros=floor), Rejected)
+    came_in = tallystick.TopUp(account=account, source="bank", amount_micros=micros, currency="EUR")
+    assert isinstance(await tally.submit(came_in, idempotency_key=f"fund-{account}"), tallystick.Committed)
+
+
 @pytest.mark.parametrize("server", ["embedded18", "postgres15"])
 async def test_a_payout_is_promised_once_and_read_as_it_stands(
     server: str, request: pytest.FixtureRequest, control: Control
@@ -31,6 +39,7 @@ async def test_a_payout_is_promised_once_and_read_as_it_stands(
     found: servers.Server = request.getfixturevalue(server)
     dsn = found.fresh_database()
     async with tallystick.open(database_url=dsn) as tally:
+        await _fund(tally)
         made = await _create(tally)
         assert isinstance(made, tallystick.SettlementMade)
         assert (made.is_new, made.is_replayed, made.view.provider) == (True, False, "simulator")
@@ -50,6 +59,7 @@ async def test_a_payout_is_promised_once_and_read_as_it_stands(
 
 async def test_a_refusal_is_a_value(embedded18: servers.Server) -> None:
     async with tallystick.open(database_url=embedded18.fresh_database()) as tally:
+        await _fund(tally)
         await _create(tally)
         answers = [
             await _create(tally, key="k-2", gross_micros=5_000_000),
@@ -74,6 +84,7 @@ async def test_a_refusal_is_a_value(embedded18: servers.Server) -> None:
 async def test_a_settlement_of_another_tenant_is_not_found(embedded18: servers.Server, control: Control) -> None:
     dsn = embedded18.fresh_database()
     async with shop(dsn, control, tenant="other"), tallystick.open(database_url=dsn) as tally:
+        await _fund(tally)
         made = await _create(tally)
         assert isinstance(made, tallystick.SettlementMade)
         async with tallystick.open(database_url=dsn, tenant="other") as stranger:
@@ -92,6 +103,7 @@ async def test_on_mariadb_settlements_are_refused_in_plain_words(mariadb: server
 
 def test_the_synchronous_twin_promises_payouts_too(embedded18: servers.Server) -> None:
     with sync.open(database_url=embedded18.fresh_database()) as tally:
+        tally.put_account("seller:amber", currency="USD", floor_micros=-5_000_000)
         made = tally.create_settlement(
             attribution_id="a-1",
             squad_id="amber",
@@ -99,9 +111,11 @@ def test_the_synchronous_twin_promises_payouts_too(embedded18: servers.Server) -
             currency="USD",
             destination="acct_good",
             provider="simulator",
+            source="seller:amber",
             idempotency_key="k-1",
         )
         assert isinstance(made, tallystick.SettlementMade)
+        assert made.view.source == "seller:amber"
         assert tally.settlement(made.view.id) == made.view
 
 

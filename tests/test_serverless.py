@@ -203,7 +203,7 @@ def test_it_does_not_migrate(dsn: str, embedded18: servers.Postgres, monkeypatch
 def test_a_restored_database_fails_the_invocation(dsn: str, control: Control) -> None:
     """So that somebody's alarm rings."""
     create(dsn, control, 1)
-    asyncio.run(fetchval(dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1"))
+    asyncio.run(fetchval(dsn, "UPDATE tally.whereabouts SET database = 0"))
     with pytest.raises(RestoredDatabase):
         aws_lambda({}, Invocation(60))
     body, status, _ = cloud_run(Request())

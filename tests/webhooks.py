@@ -11,10 +11,13 @@ import asyncpg
 
 from tallystick import app
 from tallystick.core.provider import Event, Forged
+from tallystick.core.secret import Secret
 from tallystick.eventlog.port import Delivery
 
-SECRET = app.SIMULATOR_WEBHOOK_SECRET
-_PROVIDER = app.simulator("http://127.0.0.1:1")
+SECRET = "whsec_tests"
+# As a service's settings have it.
+TRUSTED = Secret(SECRET)
+_PROVIDER = app.simulator("http://127.0.0.1:1", TRUSTED)
 
 
 def payment(number: int, **more: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ async with tallystick.open() as tally:
     )
 """
 
+from tallystick import sync
 from tallystick.core.ledger import Account, Leg
 from tallystick.core.operation import (
     Fee,
@@ -24,12 +25,14 @@ from tallystick.core.operation import (
 )
 from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
-from tallystick.core.payment import Paying, PaymentPending, PaymentView
+from tallystick.core.payment import Paying, PaymentPending, PaymentRefused, PaymentView
+from tallystick.core.refund_request import RefundGiven, RefundMade, RefundPending, RefundRefused
 from tallystick.core.velocity import VelocityLimit
 from tallystick.errors import (
     Busy,
     CallerTransaction,
     Faulted,
+    Forked,
     InFlight,
     InvariantBroken,
     Misconfigured,
@@ -55,6 +58,7 @@ __all__ = [
     "Entry",
     "Faulted",
     "Fee",
+    "Forked",
     "Hold",
     "InFlight",
     "InvariantBroken",
@@ -69,12 +73,17 @@ __all__ = [
     "OutcomeUnknown",
     "Paying",
     "PaymentPending",
+    "PaymentRefused",
     "PaymentView",
     "Payout",
     "Post",
     "PostLeg",
     "Reading",
     "Refund",
+    "RefundGiven",
+    "RefundMade",
+    "RefundPending",
+    "RefundRefused",
     "Rejected",
     "Release",
     "SchemaMismatch",
@@ -89,4 +98,5 @@ __all__ = [
     "Unreachable",
     "VelocityLimit",
     "open",
+    "sync",
 ]

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,11 +31,16 @@ from tallystick.flows.order import Orders
 from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.payment import Payments
 from tallystick.flows.refund import Refunds
+from tallystick.flows.refund_request import RefundRequests
+from tallystick.flows.release import Releases
 from tallystick.flows.saga import Saga
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settlement_review import Reviews
 from tallystick.flows.settling import Settler
+from tallystick.flows.timekeeping import Timekeeper
+from tallystick.flows.watermark import Log
+from tallystick.flows.witness import Witness
 from tallystick.providers.adyen import Adyen, AdyenAccount
 from tallystick.providers.port import Provider
 from tallystick.providers.square import Square, SquareAccount
@@ -47,10 +52,12 @@ from tallystick.store import database as postgres
 from tallystick.store import intake as intake_store
 from tallystick.store.account import AccountView, EntryView, Put
 from tallystick.store.database import Database
-from tallystick.store.migrate import migrate, require_current
+from tallystick.store.embedded_keeper import kept
+from tallystick.store.migrate import Migration, grant, migrate, require_current
 from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.operation import PostgresLedger
 from tallystick.store.order import Changed, unannounced
+from tallystick.store.roles import Granted, might
 
 
 class Accounts(Protocol):
@@ -118,6 +125,7 @@ class Service:
     orders: Orders
     payments: Payments
     refunds: Refunds
+    refund_requests: RefundRequests
     announcer: Announcer
     statuses: OrderStatuses
     log: EventLog
@@ -135,21 +143,33 @@ def settings_with(*, database_url: str | None = None, home: str | Path | None = 
     """The settings of the environment, with what the caller said himself on top."""
     settings = configuration.load()
     if database_url is not None:
-        settings = replace(settings, database_url=database_url)
+        settings = replace(settings, database_url=database_url, database_direct_url=None)
     elif home is not None:
-        settings = replace(settings, home=Path(home), database_url=None)
+        settings = replace(settings, home=Path(home), database_url=None, database_direct_url=None)
     return settings
 
 
 @asynccontextmanager
-async def database_address(settings: Settings) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
-    """The DSN to use, starting the embedded server if there is none, and what to tell the person about it."""
+async def database_address(
+    settings: Settings, *, making: bool, direct: bool = False
+) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+    """The DSN to use, starting the embedded server if none is given, and what to tell the person about it.
+
+    Not `making`: an embedded database must be there already. Raises Misconfigured where there is none. `direct`: the
+    server's own address, also where there is a pooler.
+    """
     if settings.database_url is not None:
-        yield settings.database_url, ()
+        yield (direct and settings.database_direct_url) or settings.database_url, ()
         return
+    if not making and not embedded.exists(settings.home):
+        raise Misconfigured(
+            f"There is no database in {settings.home.absolute()}, and none was made. `tally up` or `tally migrate` "
+            f"makes one there; for another, set TALLY_HOME or TALLY_DATABASE_URL."
+        )
     server = await asyncio.to_thread(embedded.start, settings.home)
     try:
-        yield server.dsn, server.notes
+        async with kept(server):
+            yield server.dsn, server.notes
     finally:
         await asyncio.to_thread(server.close)
 
@@ -217,16 +237,15 @@ _ADAPTERS: Mapping[str, Callable[[ProviderSettings], Provider]] = {
 # The simulator speaks every dialect; as a provider of its own it speaks Stripe's. It has no rate limit.
 _SIMULATED_PER_SECOND = 100_000.0
 SIMULATOR_API_KEY = "sk_test_simulator"
-SIMULATOR_WEBHOOK_SECRET = "whsec_simulator"  # noqa: S105 - signs made-up webhooks on this machine
 
 
-def simulator(url: str) -> Provider:
-    """The simulator as a provider."""
+def simulator(url: str, webhook_secret: Secret | None = None) -> Provider:
+    """The simulator as a provider. Without the secret of its webhooks none of them is believed."""
     return _stripe(
         ProviderSettings(
             api_key=Secret(SIMULATOR_API_KEY),
             api_base=f"{url}/stripe",
-            webhook_secrets=(Secret(SIMULATOR_WEBHOOK_SECRET),),
+            webhook_secrets=() if webhook_secret is None else (webhook_secret,),
             requests_per_second=_SIMULATED_PER_SECOND,
             more={},
         )
@@ -238,7 +257,9 @@ async def providers(settings: Settings, *, simulator_url: str | None = None) -> 
     """Every configured provider by name, with the simulator among them unless a real one was chosen."""
     found: dict[str, Provider] = {}
     if settings.provider == "simulator":
-        found["simulator"] = simulator(simulator_url or f"http://127.0.0.1:{settings.simulator_port}")
+        found["simulator"] = simulator(
+            simulator_url or f"http://127.0.0.1:{settings.simulator_port}", settings.simulator_webhook_secret
+        )
     for name, account_settings in settings.providers.items():
         try:
             found[name] = _ADAPTERS[name](account_settings)
@@ -261,22 +282,40 @@ def patience(settings: Settings, names: Iterable[str]) -> dict[str, Patience]:
     return found
 
 
+def timekeeper(service: Service) -> Timekeeper:
+    """Who bounds the leases, with the longest that the settings give."""
+    longest = [of.stuck_after for of in patience(service.settings, service.providers).values()]
+    lease = max([timedelta(seconds=service.settings.lease_seconds), *longest])
+    return Timekeeper(service.database, list(service.providers), lease=lease)
+
+
 def orders_of(
-    settings: Settings, database: Database, *, changed: Changed = unannounced, limits: Limits = LIMITS
+    settings: Settings,
+    database: Database,
+    *,
+    changed: Changed = unannounced,
+    reach: Log | None = None,
+    known: Mapping[str, Provider] | None = None,
+    limits: Limits = LIMITS,
 ) -> Orders:
-    """The gate, with how long a reservation holds by the settings."""
+    """The gate, with how long a reservation holds by the settings.
+
+    `reach`: where webhooks go before the database. `known`: where payments are cancelled before an order is swept.
+    """
     return Orders(
         database,
         ttl=timedelta(seconds=settings.reservation_ttl_seconds),
         grace=timedelta(seconds=settings.reservation_grace_seconds),
         changed=changed,
+        log=reach,
+        releases=Releases(database, known or {}, hold=timedelta(seconds=settings.sweep_hold_seconds), limits=limits),
         limits=limits,
     )
 
 
-def handlers(reviews: Reviews, saga: Saga) -> Mapping[Purpose, Handler]:
+def handlers(reviews: Reviews, saga: Saga, witness: Witness) -> Mapping[Purpose, Handler]:
     """Who is told of events, by what they tell of. Events of no movement need nobody."""
-    news = SettlementNews(reviews)
+    news = SettlementNews(reviews, witness)
     return {"charge": saga, "refund": saga, "transfer": news, "payout": news}
 
 
@@ -291,26 +330,28 @@ def _announce(announcer: Announcer, changed: Sequence[tuple[Tenant, UUID]]) -> N
 @asynccontextmanager
 async def webhook_log(
     settings: Settings, database: Database, *, limits: Limits = LIMITS
-) -> AsyncIterator[tuple[EventLog, Intake | None]]:
-    """Where webhooks are appended; and, where that is not the database, who brings them there."""
+) -> AsyncIterator[tuple[EventLog, Intake | None, Log | None]]:
+    """Where webhooks are appended; and, where that is not the database, who brings them there, and how far that is."""
     if settings.kafka is None:
         async with PostgresLog(database, limits=limits) as direct:
-            yield direct, None
+            yield direct, None, None
         return
     try:
         # The client is an extra: nobody needs it who does not use it.
         from tallystick.eventlog.kafka import KafkaLog  # noqa: PLC0415
+        from tallystick.eventlog.kafka_reach import KafkaReach  # noqa: PLC0415
         from tallystick.eventlog.kafka_reader import KafkaReader  # noqa: PLC0415
         from tallystick.eventlog.kafka_topic import KafkaTopic  # noqa: PLC0415
     except ImportError as error:
         message = "TALLY_KAFKA_BOOTSTRAP is set; Kafka's client is missing: pip install 'tallystick[kafka]'"
         raise Misconfigured(message) from error
     topic = KafkaTopic(settings.kafka, limits)
-    reader = KafkaReader(topic, partial(intake_store.offsets, database, topic.name), limits=limits)
+    stored = partial(intake_store.offsets, database, topic.name)
+    reader = KafkaReader(topic, stored, limits=limits)
     intake = Intake(database, reader, limits=limits)
     async with KafkaLog(topic, limits=limits) as log:
         try:
-            yield log, intake
+            yield log, intake, KafkaReach(topic, stored)
         finally:
             await intake.close()
 
@@ -326,15 +367,20 @@ async def running(
     *,
     kinds: Iterable[Kind] = (),
     limits: Limits = LIMITS,
-    migrating: bool = True,
+    migrating: bool = False,
+    writing: bool = True,
     simulator_url: str | None = None,
 ) -> AsyncIterator[Service]:
-    """Database, migrations, engine and providers, closed again in reverse order.
+    """Database, engine and providers, closed again in reverse order.
 
-    Not `migrating`: the schema must be there already, and nothing is changed.
+    Database and schema must be there already; `migrating`, both are made or brought up to date first. Raises
+    SchemaMismatch; and Misconfigured where there is no database, or where its role does not see every row or,
+    `writing`, may not do all that the service does.
     """
-    async with database_address(settings) as (dsn, notes):
-        await (migrate(dsn) if migrating else require_current(dsn))
+    async with database_address(settings, making=migrating) as (dsn, notes):
+        if migrating:
+            await migrate(dsn)
+        await require_current(settings.database_direct_url or dsn, writing=writing)
         # Lanes of the engine, of attempts, of their answers, of settlements, of orders, of payments, of theirs, of
         # refunds and of webhooks; a tick's chunks and its recorder; the sweepers and the collector, and what is done to
         # single orders; batches of events, and the renewal beside each; the intake from Kafka.
@@ -347,7 +393,9 @@ async def running(
             + 2 * limits.event_workers
             + limits.readers
         )
-        database = await postgres.connect(dsn, connections=connections, limits=limits)
+        database = await postgres.connect(
+            dsn, connections=connections, limits=limits, direct=settings.database_direct_url
+        )
         try:
             async with (
                 Engine(PostgresLedger(database), Kinds(kinds), limits=limits) as engine,
@@ -355,22 +403,24 @@ async def running(
                 Sender(database, known, limits=limits) as sender,
                 Settlements(database, known, limits=limits) as settlements,
                 Announcer(database, limits=limits) as announcer,
-                orders_of(settings, database, changed=announcer.changed, limits=limits) as orders,
+                webhook_log(settings, database, limits=limits) as (log, intake, reach),
+                orders_of(
+                    settings, database, changed=announcer.changed, reach=reach, known=known, limits=limits
+                ) as orders,
                 Payments(
                     database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits
                 ) as payments,
                 Refunds(database, known, sender, limits=limits, changed=partial(_announce, announcer)) as refunds,
                 OrderStatuses(database, announcer, limits=limits) as statuses,
-                webhook_log(settings, database, limits=limits) as (log, intake),
             ):
                 settler = Settler(
                     database, known, sender, patience=patience(settings, known), by=worker_name(), limits=limits
                 )
                 reviews = Reviews(database)
-                saga = Saga(database, refunds, limits=limits, changed=partial(_announce, announcer))
+                saga = Saga(database, refunds, sender.witness, limits=limits, changed=partial(_announce, announcer))
                 events = Events(
                     database,
-                    handlers(reviews, saga),
+                    handlers(reviews, saga, sender.witness),
                     providers=known,
                     lease=timedelta(seconds=settings.lease_seconds),
                     by=worker_name(),
@@ -387,15 +437,57 @@ async def running(
                     orders,
                     payments,
                     refunds,
+                    RefundRequests(database, refunds, known, limits=limits, changed=partial(_announce, announcer)),
                     announcer,
                     statuses,
                     log,
                     events,
-                    notes,
+                    (*notes, *(await _might(settings, database) if writing else ())),
                     intake,
                 )
         finally:
             await database.close()
+
+
+async def _might(settings: Settings, database: Database) -> tuple[str, ...]:
+    """What a service should know of the role it works as. The embedded database is its one user's anyway."""
+    if owns_database(settings):
+        return ()
+    async with database.owning() as connection:
+        note = await might(connection, settings.service_role)
+    return () if note is None else (note,)
+
+
+def owns_database(settings: Settings) -> bool:
+    """Whether the database is the embedded one, of this home alone: it is migrated by whoever opens it.
+
+    Any other may serve processes of another version: `tally migrate` is run when somebody decides it.
+    """
+    return settings.database_url is None
+
+
+async def migrate_database(settings: Settings) -> tuple[list[Migration], Granted | None]:
+    """Bring the database of the settings, of whatever engine, to this version's schema, and grant the service its part.
+
+    Returns what was applied; and what the service's role may do, where there is to be one.
+    """
+    async with database_address(settings, making=True, direct=True) as (dsn, _notes):
+        if not is_mysql(dsn):
+            applied = await migrate(dsn)
+            return applied, await grant(dsn, settings.service_role) if settings.service_role else None
+        with _mysql_driver():
+            from tallystick.store.mysql import migrate as mysql  # noqa: PLC0415
+        return await mysql.migrate(dsn), None
+
+
+@contextmanager
+def _mysql_driver() -> Iterator[None]:
+    # The driver is an extra: nobody needs it who does not use it.
+    try:
+        yield
+    except ImportError as error:
+        message = "TALLY_DATABASE_URL is a MySQL address; its driver is missing: pip install 'tallystick[mysql]'"
+        raise Misconfigured(message) from error
 
 
 @asynccontextmanager
@@ -403,18 +495,14 @@ async def ledger(settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limi
     """The ledger alone, on PostgreSQL or, by its address, on MariaDB or MySQL."""
     dsn = settings.database_url
     if dsn is None or not is_mysql(dsn):
-        async with running(settings, kinds=kinds, limits=limits) as service:
+        async with running(settings, kinds=kinds, limits=limits, migrating=owns_database(settings)) as service:
             yield Ledger(service.database, service.engine, account, tenant.find_tenant)
         return
-    try:
-        # The driver is an extra: nobody needs it who does not use it.
+    with _mysql_driver():
         from tallystick.store.mysql import account as accounts  # noqa: PLC0415
         from tallystick.store.mysql import database, migrate, operation  # noqa: PLC0415
         from tallystick.store.mysql.tenant import find_tenant  # noqa: PLC0415
-    except ImportError as error:
-        message = "TALLY_DATABASE_URL is a MySQL address; its driver is missing: pip install 'tallystick[mysql]'"
-        raise Misconfigured(message) from error
-    await migrate.migrate(dsn)
+    await migrate.require_current(dsn)
     opened = await database.connect(dsn, connections=limits.lanes + limits.readers)
     try:
         async with Engine(operation.MysqlLedger(opened), Kinds(kinds), limits=limits) as engine:

@@ -2,17 +2,22 @@
 
 TallystickError
   ├── Busy              nothing was recorded: the queue is full, try again after a moment
+  │     ├── ShareUsed   the same, for this tenant alone: the others still have room
+  │     ├── RateExceeded  this tenant asks for more in a second than it may
+  │     └── TooManyGuesses  too many unknown API keys came from this address
   ├── InFlight          the same key is being worked on by somebody else for longer than we wait
   ├── OutcomeUnknown    the database vanished around COMMIT: send again with the same key
   ├── Unreachable       the database cannot be reached; nothing was recorded
   ├── LogUnreachable    the log of webhooks (Kafka) did not take it in time, or cannot be asked
   ├── Faulted           the operation's own handler failed; rolled back, the key is unused
+  ├── Forked            this Tally was opened before a fork, by the parent
   ├── CallerTransaction submit(connection=...) was given a connection it cannot use
   ├── ProviderUnreachable  a provider's list broke off; nothing was sent
   ├── NotOffered        the provider has no such thing; its facts say so
   ├── NoSimulator       the simulator could not be started; nothing was sent
   ├── Misconfigured     settings or environment are wrong; the message names which
-  ├── SchemaMismatch    the database is newer than this code, or was changed by hand
+  ├── SchemaMismatch    the database lacks migrations, is too new for this code, or was changed by hand
+  ├── MigrationBlocked  others hold what a migration needs; what was applied stays
   └── InvariantBroken   a rule of the constitution does not hold: a bug, stop and look
 """
 
@@ -31,6 +36,18 @@ class Busy(TallystickError):
             f"Send the same request with the same key after {retry_after_seconds:g} s."
         )
         self.retry_after_seconds = retry_after_seconds
+
+
+class ShareUsed(Busy):
+    """This tenant has as much under way as its share is. Nothing was recorded; the others have room."""
+
+
+class RateExceeded(Busy):
+    """This tenant asks for more in a second than it may. Nothing was done; the others are served."""
+
+
+class TooManyGuesses(Busy):
+    """An address has tried too many unknown keys. Nothing was looked up."""
 
 
 class InFlight(TallystickError):
@@ -89,6 +106,17 @@ class Faulted(TallystickError):
         )
 
 
+class Forked(TallystickError):
+    """A child process used what its parent had opened: connections, tasks and threads do not come along."""
+
+    def __init__(self, opened_by: int) -> None:
+        """`opened_by` is the parent's process id."""
+        super().__init__(
+            f"This Tally was opened by process {opened_by}, before a fork. Nothing was done. "
+            f"Open one in each process, after the fork."
+        )
+
+
 class CallerTransaction(TallystickError):
     """`submit(connection=...)` needs a young, open transaction on that connection."""
 
@@ -102,6 +130,10 @@ class ProviderUnreachable(TallystickError):
             f"provider_unreachable: {provider}: {reason}. Nothing was sent and no money moved. Ask again later."
         )
         self.provider = provider
+
+
+class PartlyUnreadable(ProviderUnreachable):
+    """Everything was listed, and some of it cannot be read: none of ours, whose currencies and amounts we know."""
 
 
 class NotOffered(TallystickError):
@@ -121,19 +153,30 @@ class Misconfigured(TallystickError):
 
 
 class RestoredDatabase(TallystickError):
-    """The database was restored from a backup, copied, or taken over by a standby: what it says may be old."""
+    """`tally recover` has begun and not ended: what the database says may be old, and nothing is sent from it."""
 
     def __init__(self) -> None:
         """The same for every flow that sends."""
         super().__init__(
-            "database_restored: this database is not the one that sending was last confirmed for: it was restored from "
-            "a backup, copied, or promoted from a standby. Payments it shows as unsent may have been made. Nothing was "
-            "sent. Run `tally recover`: it asks the providers about every unfinished payment, then lets work go on."
+            "database_restored: somebody began `tally recover` on this database, and it has not run to its end: what "
+            "shows as unsent may have been paid by a life that was lost. Nothing was sent. Sending goes on when `tally "
+            "recover` has ended; where it runs no more, run it again: it goes on with the wait that began."
         )
 
 
 class SchemaMismatch(TallystickError):
     """The database's schema is not one this code may work on."""
+
+
+class MigrationBlocked(TallystickError):
+    """Others hold the locks that a migration needs, for longer than it is tried."""
+
+    def __init__(self, reason: str) -> None:
+        """`reason` names the step."""
+        super().__init__(
+            f"migration_blocked: {reason}. What was applied before stays, and the service goes on. Look for "
+            f"transactions that stay open (the oldest xact_start in pg_stat_activity), then run `tally migrate` again."
+        )
 
 
 class InvariantBroken(TallystickError):

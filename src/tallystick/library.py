@@ -1,23 +1,27 @@
 """The library: `tallystick.open()` gives a `Tally`, the same engine the service uses."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import asyncpg
 
 from tallystick import app
+from tallystick.core.author import acting, by_library
 from tallystick.core.idempotency import Tenant
 from tallystick.core.operation import Kind, Operation
 from tallystick.core.order import OrderReserved
 from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.payment import Paying, PaymentPending
+from tallystick.core.refund_request import RefundGiven, RefundPending
 from tallystick.core.settlement_ledger import SettlementCreated
 from tallystick.core.velocity import VelocityLimit
-from tallystick.errors import CallerTransaction, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
+from tallystick.errors import CallerTransaction, Forked, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
 from tallystick.settings import Settings
 from tallystick.store import account, caller, settlement, tenant
 from tallystick.store.account import AccountView, EntryView, Put
@@ -25,18 +29,49 @@ from tallystick.store.mysql.address import is_address as is_mysql
 from tallystick.store.order import OrderView, Reserved, SkuView
 from tallystick.store.settlement import Made, SettlementView
 
+P = ParamSpec("P")
+T = TypeVar("T")
+# On every call that signs for itself.
+SIGNED = "__signed__"
+_LIBRARY = by_library("library")
+
+
+def _signed(
+    call: "Callable[Concatenate[Tally, P], Awaitable[T]]",
+) -> "Callable[Concatenate[Tally, P], Coroutine[Any, Any, T]]":
+    """A call of this library is the doing of the service that opened it."""
+
+    @wraps(call)
+    async def signed(self: "Tally", /, *arguments: P.args, **named: P.kwargs) -> T:
+        self.require_own_process()
+        with acting(self._author):
+            return await call(self, *arguments, **named)
+
+    setattr(signed, SIGNED, True)
+    return signed
+
 
 class Tally:
     """A tenant's ledger. Made by `tallystick.open()`; safe to share between tasks of one event loop."""
 
-    def __init__(self, ledger: app.Ledger, tenant: Tenant, service: app.Service | None = None) -> None:
+    def __init__(
+        self, ledger: app.Ledger, tenant: Tenant, service: app.Service | None = None, *, author: str = _LIBRARY
+    ) -> None:
         """Use `tallystick.open()`. There is no service on MariaDB and MySQL: they hold the ledger alone."""
+        self._author = author
+        self._process = os.getpid()
         self._database = ledger.database
         self._engine = ledger.engine
         self._accounts = ledger.accounts
         self._tenant = tenant
         self._service = service
 
+    def require_own_process(self) -> None:
+        """Raises Forked: what the parent opened answers nobody in a child, and a call would wait for ever."""
+        if self._process != os.getpid():
+            raise Forked(self._process)
+
+    @_signed
     async def submit(
         self,
         operation: Operation,
@@ -54,17 +89,18 @@ class Tally:
         """
         if connection is None:
             return await self._engine.submit(self._tenant, operation, idempotency_key)
-        if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
-            raise CallerTransaction("submit(connection=...) takes an asyncpg connection: it is for PostgreSQL only.")
+        own = _asyncpg(connection)
         claim = self._engine.claim(self._tenant, operation, idempotency_key)
         if isinstance(claim, Rejected):
             return claim
-        return await caller.submit(connection, claim)
+        return await caller.submit(own, claim)
 
+    @_signed
     async def submit_many(self, operations: Iterable[tuple[Operation, str]]) -> Sequence[Outcome | TallystickError]:
         """Submit pairs of operation and key at once. Each stands alone; the answers keep the order."""
         return await self._engine.submit_many(self._tenant, operations)
 
+    @_signed
     async def put_account(
         self,
         account_id: str,
@@ -90,21 +126,25 @@ class Tally:
             # It is made; only the look at it failed.
             raise OutcomeUnknown from error
 
+    @_signed
     async def account(self, account_id: str) -> AccountView | Rejected:
         """The account with its balance now."""
         return await self._accounts.read(self._database, self._tenant, account_id)
 
+    @_signed
     async def balance_at(self, account_id: str, moment: datetime) -> int | Rejected:
         """The balance in micros at the end of a moment."""
         found = await self._accounts.balance_at(self._database, self._tenant, account_id, moment)
         return found if isinstance(found, Rejected) else found[0]
 
+    @_signed
     async def entries(
         self, account_id: str, *, before: int | None = None, most: int = 100
     ) -> Sequence[EntryView] | Rejected:
         """Entries with their running balance, newest first; `before` an entry's number continues a page."""
         return await self._accounts.list_entries(self._database, self._tenant, account_id, before=before, most=most)
 
+    @_signed
     async def create_settlement(
         self,
         *,
@@ -114,13 +154,19 @@ class Tally:
         currency: str,
         destination: str,
         provider: str | None = None,
+        source: str | None = None,
         idempotency_key: str,
+        connection: "asyncpg.Connection[Any] | None" = None,
     ) -> Made | Rejected:
         """Promise a payout, once; `tally settle` or a worker of `tally work` then pays it.
 
         The same attribution and squad are the same payout: under another key it is returned as it stands (`is_new`
         is False), and with another amount or destination it is refused. The fee is the tenant's policy's. Without
         `provider` it is that of TALLY_PROVIDER.
+
+        `source` is the account whose money it is (without one, `settlement:clearing:CUR`): it is debited in the same
+        commit, and refused with `insufficient_funds` when it holds too little. With `connection` (see `submit`) all of
+        it happens in the caller's own transaction: "this seller is paid out" is then one commit with his own rows.
 
         Raises like `submit`, and Misconfigured on MariaDB and MySQL.
         """
@@ -132,13 +178,18 @@ class Tally:
             currency=currency,
             destination=destination,
             provider=service.settings.provider if provider is None else provider,
+            source=source,
         )
-        return await service.settlements.create(self._tenant, wish, idempotency_key)
+        if connection is None:
+            return await service.settlements.create(self._tenant, wish, idempotency_key)
+        return await service.settlements.create_within(_asyncpg(connection), self._tenant, wish, idempotency_key)
 
+    @_signed
     async def settlement(self, settlement_id: str) -> SettlementView | Rejected:
         """A settlement as it stands, by the id that creating it returned."""
         return await settlement.read(self._needed_service().database, self._tenant, settlement_id)
 
+    @_signed
     async def set_stock(self, sku: str, stock: int) -> SkuView | Rejected:
         """Put so many pieces up for sale, in all: what is reserved and sold counts towards it. Safe to repeat.
 
@@ -147,10 +198,12 @@ class Tally:
         """
         return await self._needed_service().orders.set_stock(self._tenant, sku, stock)
 
+    @_signed
     async def sku(self, sku: str) -> SkuView | Rejected:
         """What there is of a SKU: in all, reserved, sold, available."""
         return await self._needed_service().orders.sku(self._tenant, sku)
 
+    @_signed
     async def reserve(
         self, *, sku: str, quantity: int, amount_micros: int, currency: str, idempotency_key: str
     ) -> Reserved | Rejected:
@@ -162,10 +215,12 @@ class Tally:
         wish = OrderReserved(sku=sku, quantity=quantity, amount_micros=amount_micros, currency=currency)
         return await self._needed_service().orders.reserve(self._tenant, wish, idempotency_key)
 
+    @_signed
     async def order(self, order_id: str) -> OrderView | Rejected:
         """An order as it stands, with its payment, by the id that reserving it returned."""
         return await self._needed_service().payments.order(self._tenant, order_id)
 
+    @_signed
     async def order_status(
         self, order_id: str, *, wait: float = 0.0, after: str | None = None
     ) -> OrderStatus | Rejected:
@@ -177,20 +232,54 @@ class Tally:
         """
         return await self._needed_service().statuses.read(self._tenant, order_id, wait_seconds=wait, after=after)
 
+    @_signed
     async def pay(
-        self, order_id: str, *, reservation_token: str, payment_method: str | None = None
+        self, order_id: str, *, reservation_token: str, payment_method: str | None = None, idempotency_key: str
     ) -> Paying | PaymentPending | Rejected:
         """Charge an order, once: whoever calls again, from wherever, gets the same payment.
 
-        PaymentPending: nobody knows yet; call again, or look at `order`. A `payment_method` counts for an attempt that
-        begins with this call. Raises like `submit`, and Misconfigured on MariaDB and MySQL.
+        PaymentPending: nobody knows yet; call again, or look at `order`. PaymentRefused: the provider's final no, which
+        this key has for ever; a new attempt needs a new key. A `payment_method` counts for an attempt that begins with
+        this call. Raises like `submit`, and Misconfigured on MariaDB and MySQL.
         """
         payments = self._needed_service().payments
-        return await payments.pay(self._tenant, order_id, reservation_token, payment_method=payment_method)
+        return await payments.pay(
+            self._tenant,
+            order_id,
+            reservation_token,
+            idempotency_key=idempotency_key,
+            payment_method=payment_method,
+        )
 
+    @_signed
     async def cancel_order(self, order_id: str) -> OrderView | Rejected:
         """Give a reservation back, once. A paid order is refused; a cancelled one stays as it is. Safe to repeat."""
         return await self._needed_service().orders.cancel(self._tenant, order_id)
+
+    @_signed
+    async def refund_order(
+        self,
+        order_id: str,
+        *,
+        amount_micros: int | None = None,
+        reason: str,
+        restock: bool = False,
+        idempotency_key: str,
+    ) -> RefundGiven | RefundPending | Rejected:
+        """Give a paid order back, once for each key: so much of it, or all that is left.
+
+        RefundPending: it is committed, and tried for as long as it takes; the same call again tells how it stands, and
+        `order` shows it. RefundRefused: the provider's final no, which this key has for ever. With `restock` the
+        order's pieces are for sale again, once. Raises like `submit`, and Misconfigured on MariaDB and MySQL.
+        """
+        return await self._needed_service().refund_requests.refund(
+            self._tenant,
+            order_id,
+            amount_micros=amount_micros,
+            reason=reason,
+            restock=restock,
+            idempotency_key=idempotency_key,
+        )
 
     def _needed_service(self) -> app.Service:
         if self._service is None:
@@ -201,6 +290,12 @@ class Tally:
         return self._service
 
 
+def _asyncpg(connection: "asyncpg.Connection[Any]") -> "asyncpg.Connection[Any]":
+    if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        raise CallerTransaction("connection=... takes an asyncpg connection: it is for PostgreSQL only.")
+    return connection
+
+
 @asynccontextmanager
 async def open(  # noqa: A001 - read as tallystick.open()
     *,
@@ -208,19 +303,22 @@ async def open(  # noqa: A001 - read as tallystick.open()
     home: str | Path | None = None,
     tenant: str = "default",
     kinds: Iterable[Kind] = (),
+    service: str = "library",
 ) -> AsyncIterator[Tally]:
     """A ledger, ready to use: the embedded PostgreSQL, or the one at `database_url`.
 
-    What is not given comes from the settings (`TALLY_DATABASE_URL`, `TALLY_HOME`, `tally.toml`). The schema is
-    brought up to date; leaving the block answers what is queued and closes everything.
+    `service` is the name of the program that uses it: the journal has everything it does under that name. What is not
+    given comes from the settings (`TALLY_DATABASE_URL`, `TALLY_HOME`, `tally.toml`). The embedded one's schema is
+    brought up to date; at any other address `tally migrate` does that, and SchemaMismatch says when it is needed.
+    Leaving the block answers what is queued and closes everything.
     """
     settings = app.settings_with(database_url=database_url, home=home)
-    async with _opened(settings, kinds) as (ledger, service):
+    async with _opened(settings, kinds) as (ledger, running):
         found = await ledger.find_tenant(ledger.database, tenant)
         if found is None:
-            message = f"There is no tenant {tenant!r}. Make it with `tally keys create --tenant {tenant}`."
+            message = f"There is no tenant {tenant!r}. Make it with `tally keys create --tenant {tenant} --for NAME`."
             raise Misconfigured(message)
-        yield Tally(ledger, found, service)
+        yield Tally(ledger, found, running, author=by_library(service))
 
 
 @asynccontextmanager
@@ -229,5 +327,5 @@ async def _opened(settings: Settings, kinds: Iterable[Kind]) -> AsyncIterator[tu
         async with app.ledger(settings, kinds=kinds) as ledger:
             yield ledger, None
         return
-    async with app.running(settings, kinds=kinds) as service:
+    async with app.running(settings, kinds=kinds, migrating=app.owns_database(settings)) as service:
         yield app.Ledger(service.database, service.engine, account, tenant.find_tenant), service

@@ -20,6 +20,7 @@ import uvloop
 
 from tallystick import app
 from tallystick import settings as configuration
+from tallystick.core.author import by_worker, sign
 from tallystick.errors import Busy, InFlight, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
 from tallystick.providers.steady import steady
 
@@ -111,6 +112,7 @@ async def _tick(remaining: Callable[[], float]) -> dict[str, Any]:
     settings = configuration.load()
     if settings.database_url is None:
         raise Misconfigured("TALLY_DATABASE_URL is not set: what a function writes to its own disk is lost with it.")
+    sign(by_worker(app.worker_name()))
     async with app.running(settings, migrating=False) as service:
         # Asked only now: connecting took some of it.
         budget = remaining() - _CLOSING_SECONDS

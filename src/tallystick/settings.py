@@ -9,12 +9,15 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
 
 from tallystick.core.provider import PROVIDERS
 from tallystick.core.secret import HIDDEN, Secret
 from tallystick.errors import Misconfigured
+
+IpNetwork = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +67,45 @@ class Limits:
     idle_transaction_seconds: float = 10.0
     # A caller's own transaction with submits in it may be this old: an old snapshot stalls relay and sealer.
     caller_transaction_seconds: float = 30.0
+    # How long a migration waits for a table's lock: as long as everybody who comes after it waits behind it.
+    migration_lock_seconds: float = 1.0
+    # How long an index that is made beside writers waits for transactions that began before it. Nobody waits for it.
+    migration_index_seconds: float = 60.0
+    # How often a step is tried, with the first and the longest pause between: five minutes in all, then a person looks.
+    migration_tries: int = 60
+    migration_first_pause_seconds: float = 0.5
+    migration_longest_pause_seconds: float = 5.0
+    # How long a second `tally migrate` waits for the first, and how often it looks.
+    migration_wait_seconds: float = 60.0
+    migration_look_seconds: float = 0.25
+    # Rows of each kind that `tally retain` lets go in one transaction, and how often in one run: a million in all, and
+    # the next run goes on.
+    retention_chunk: int = 2_000
+    retention_rounds: int = 500
     connect_seconds: float = 10.0
     close_seconds: float = 5.0
     # How long shutdown waits for what is queued.
     drain_seconds: float = 30.0
     # Connections for reads, beside those of the lanes.
     readers: int = 8
+    # Seconds for each question of `tally explain` that no index answers: a person waits for it, and the server works.
+    explain_seconds: float = 10.0
     # Operations in one batch call.
     batch_call: int = 1_000
     # Bytes in a request body: a full batch call of ordinary operations is 0.3 MB.
     body_bytes: int = 4 * 1024 * 1024
+    # How often somebody looks for such, and how many of a kind begin anew in one transaction.
+    timekeeping_seconds: float = 60.0
+    timekeeping_chunk: int = 1_000
     # Rows of one page of a list.
     page: int = 500
     # How long after its commit a provider call may begin to be written; a successor waits this long.
     send_seconds: float = 10.0
+    # How often `tally recover` says how long it still waits: it takes minutes, and nothing is sent meanwhile.
+    recovery_told_seconds: float = 30.0
+    # Between two looks at whether a provider's books are to be read after what may have been a restore: a restart opens
+    # a reading that ends some minutes later, and nothing waits for it but payouts that were created since.
+    reading_pause_seconds: float = 10.0
     # Settlements under one claim: a chunk is one transaction, and all of it must be sent within send_seconds.
     settlement_chunk: int = 500
     # Chunks in flight: while the database works on one, another is being sent.
@@ -94,6 +122,19 @@ class Limits:
     sweep_chunk: int = 500
     # How often the sweeper looks for overdue reservations when there were none.
     sweep_pause_seconds: float = 2.0
+    # How long `tally sweep` waits for webhooks on their way into the database: its next run is a cron's minute off.
+    sweep_patience_seconds: float = 10.0
+    # How often it looks meanwhile.
+    watermark_pause_seconds: float = 0.1
+    # Overdue orders whose payments a sweep has cancelled at once: each is a call or two to a provider.
+    release_chunk: int = 64
+    # How long such an order is left to the one who asks: a leave and the longest waits for two answers are over then.
+    release_lease_seconds: float = 90.0
+    # When it is looked at again after it was found paid: the saga should have made it PAID long before.
+    release_told_seconds: float = 60.0
+    # How long after it was held an order that was swept unanswered is still asked about: no outage of a provider that
+    # goes on working is longer, and what is told later is given back all the same.
+    release_longest_seconds: float = 30 * 86_400.0
     # Cancellations and changes of stock at once: each has a connection, and most wait for the same few SKUs.
     order_steps: int = 4
     # Bytes in a webhook's body. Providers send a few kilobytes; Stripe's own limit for an event is far below this.
@@ -161,6 +202,8 @@ class Limits:
     payment_attempts: int = 10
     # Orders being paid at once in one process: each waits for the provider, for half a minute at most.
     payment_flights: int = 20_000
+    # And of one tenant: the others have as many.
+    payment_flights_per_tenant: int = 10_000
     # Charges left pending that a collector claims at once: each is a question to the provider.
     payment_chunk: int = 100
     # How often the collector looks for charges that nobody finished, when there were none.
@@ -181,6 +224,8 @@ class Limits:
     status_wait_seconds: float = 30.0
     # Callers who wait so at once in one process: each is a connection and two tasks, about 20 kB.
     status_waiters: int = 5_000
+    # And of one tenant: the others have as many.
+    status_waiters_per_tenant: int = 2_500
     # How often the orders somebody waits for are compared with the database, all of them in one statement: what was
     # never announced is noticed after this.
     status_poll_seconds: float = 1.0
@@ -196,9 +241,66 @@ class Limits:
     status_echo_seconds: float = 1.0
     # How long such a proof counts, from before it was begun: one may be late on a busy machine.
     status_trust_seconds: float = 3.0
+    # Connections to the API and the webhooks at once in one process, about 10 kB each: payment_flights, and some more.
+    connections: int = 25_000
+    # Files that a process asks the system for: its connections, as many to providers, and the rest. Services are often
+    # given 1,024 and may have far more for the asking.
+    descriptors: int = 65_536
+    # And how many of them, or an eighth, connections may not take: the database's, the providers', files.
+    descriptors_kept: int = 256
+    # How long the head of a request may take from its first byte, or from the connection: it fits one packet.
+    head_seconds: float = 10.0
+    # And the body from there, all of it: 4 MB over a line of a megabit. A byte now and then does not lengthen it.
+    body_seconds: float = 30.0
+    # How long a connection may be idle between requests: below a load balancer's 60 s it opens another one.
+    idle_seconds: int = 5
+    # How long a caller may take to read what he was answered, before he is held to be gone.
+    reply_seconds: float = 30.0
+    # How long the last bytes of a connection that we close may take.
+    linger_seconds: float = 2.0
+    # How often it is looked for those who are late: a look at 25,000 takes some 3 ms.
+    crowd_look_seconds: float = 0.5
+    # How often it is said that connections were closed: an attack must not fill the log as well.
+    crowd_told_seconds: float = 10.0
+    # Bytes of requests that are not whole, in all, but for the bodies of webhooks and of calls that have a key.
+    unfinished_bytes: int = 64 * 1024 * 1024
+    # Bytes of bodies of calls in work, in all, and of one tenant: sixteen of the largest, and eight.
+    call_bytes: int = 64 * 1024 * 1024
+    call_bytes_per_tenant: int = 32 * 1024 * 1024
+    # A body from so many bytes on waits for its turn among its tenant's: reading it takes the whole process. A batch of
+    # 200 operations is as large; 1 MB of JSON takes 5 to 40 ms.
+    turn_bytes: int = 64 * 1024
+    # Fields in the head of one request: clients and proxies send some twenty.
+    head_fields: int = 128
+    # How often the figures of /metrics are written anew for whoever asks: so often at once, and then a second. To write
+    # them takes 10 ms, and anybody may ask.
+    metrics_burst: int = 20
+    metrics_per_second: float = 4.0
     # How long an API key's lookup is remembered: a revoked key works at most this much longer.
-    key_memory_seconds: float = 5.0
+    key_memory_seconds: float = 1.0
     key_memory: int = 10_000
+    # Connections that look up keys, for each of: keys that were known before, new ones, and those without a checksum.
+    key_readers: int = 1
+    # Keys that wait to be looked up, for each of those: a tenth of a second's work.
+    key_queue: int = 100
+    # How often it is said of one tenant that it asks too often: whoever does must not fill the log as well.
+    rate_told_seconds: float = 10.0
+    # Unknown keys that one address may try at once, and how many a second after that: a person with a wrong key, or a
+    # deployment with an old one, needs few.
+    guesses: int = 20
+    guesses_per_second: float = 1.0
+    # Addresses whose guesses are counted, about 200 bytes each.
+    guessers: int = 20_000
+    # Refusals without a key that one address may have a second, and a second's worth at once: a tenth of the process.
+    # One counts as more for each so many bytes that had to be read for it. What is above waits, so long at most:
+    # providers wait for 5 s and more.
+    refusals_per_second: float = 1_000.0
+    refusal_bytes: int = 1024
+    refusal_seconds: float = 2.0
+    # Reads of one tenant at once, of all `readers`: what is left is the others'.
+    readers_per_tenant: int = 6
+    # And how many of its reads may wait: a second's work of those.
+    reads_waiting_per_tenant: int = 500
 
 
 LIMITS: Final = Limits()
@@ -241,6 +343,8 @@ _SHORTEST_API_KEY = 24
 
 # Who else may speak to Kafka is the operator's to say; how it is written to and read is not.
 _KAFKA_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.")
+# Names that need no quotes in statements that a person writes.
+_ROLE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 # What Kafka takes for a topic's name.
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -271,10 +375,31 @@ SPECS: Final = (
         "PostgreSQL DSN; absent: embedded PostgreSQL under TALLY_HOME",
         secret=True,
     ),
+    _Spec(
+        "TALLY_DATABASE_DIRECT_URL",
+        None,
+        "the server's own DSN where TALLY_DATABASE_URL is a pooler's: for LISTEN, migrations and verify",
+        secret=True,
+    ),
+    _Spec(
+        "TALLY_SERVICE_ROLE",
+        "tallystick_service",
+        "PostgreSQL role that `tally migrate` makes for services that do not own their tables; empty: none",
+    ),
     _Spec("TALLY_HOME", ".tally", "data of the embedded default"),
     _Spec("TALLY_HOST", "127.0.0.1", "where the API listens"),
     _Spec("TALLY_PORT", "8080", "where the API listens"),
     _Spec("TALLY_API_KEY", None, "a bootstrap admin key for tenant `default`", secret=True),
+    _Spec(
+        "TALLY_TRUSTED_PROXIES",
+        None,
+        "addresses or networks of proxies whose X-Forwarded-For is believed, by comma; absent: nobody's",
+    ),
+    _Spec(
+        "TALLY_TENANT_REQUESTS_PER_SECOND",
+        "0",
+        "calls with a key that one tenant may make in each process, a batch counting as what is in it; 0: no limit",
+    ),
     _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(PROVIDERS)}"),
     _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
     _Spec("TALLY_SETTLEMENT_TIMEOUT_SECONDS", "300", "a payout without an answer is stuck, and taken over, after this"),
@@ -283,8 +408,17 @@ SPECS: Final = (
         "TALLY_RESERVATION_TTL_SECONDS", "600", "how long a reservation holds its stock for a buyer who has not paid"
     ),
     _Spec("TALLY_RESERVATION_GRACE_SECONDS", "30", "how much longer the sweeper lets it be"),
+    _Spec(
+        "TALLY_SWEEP_HOLD_SECONDS",
+        "3600",
+        "how long a provider out of reach keeps an overdue order from being swept; what is paid later is refunded",
+    ),
     _Spec("TALLY_LEASE_SECONDS", "300", "a webhook event whose worker fell silent is taken over after this"),
-    _Spec("TALLY_WEBHOOK_BODY_DAYS", None, "days after which webhooks' bodies are detached; absent: kept for good"),
+    _Spec(
+        "TALLY_WEBHOOK_BODY_DAYS",
+        None,
+        "days after which webhooks' bodies are detached, unless a tenant's policy keeps them for longer; absent: never",
+    ),
     _Spec(
         "TALLY_KAFKA_BOOTSTRAP",
         None,
@@ -344,16 +478,28 @@ class Settings:
     """The effective settings. `origins` tells where each came from, `shown` what a person may see of each."""
 
     database_url: str | None = field(default=None, repr=False)
+    # None: database_url is the server's own.
+    database_direct_url: str | None = field(default=None, repr=False)
+    # None: `tally migrate` makes no role for services.
+    service_role: str | None = "tallystick_service"
     home: Path = Path(".tally")
     host: str = "127.0.0.1"
     port: int = 8080
     api_key: str | None = field(default=None, repr=False)
+    # Whose X-Forwarded-For is believed.
+    trusted_proxies: tuple[IpNetwork, ...] = ()
+    # None: as often as a tenant likes. No default fits all: most installations have one tenant, which may have all
+    # there is, and the shares of what is held at once (Limits) already leave room for the others.
+    tenant_requests_per_second: float | None = None
     provider: str = "simulator"
     simulator_port: int = 8090
+    # What signs the simulator's webhooks: made for each TALLY_HOME. None: none of them is believed.
+    simulator_webhook_secret: Secret | None = None
     settlement_timeout_seconds: float = 300.0
     settlement_retry_budget: int = 8
     reservation_ttl_seconds: float = 600.0
     reservation_grace_seconds: float = 30.0
+    sweep_hold_seconds: float = 3600.0
     lease_seconds: float = 300.0
     # None: kept for good.
     webhook_body_days: int | None = None
@@ -388,16 +534,21 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         raise Misconfigured(message)
     return Settings(
         database_url=values.get("TALLY_DATABASE_URL") or None,
+        database_direct_url=_direct(values),
+        service_role=_role(values, "TALLY_SERVICE_ROLE"),
         home=Path(values["TALLY_HOME"]),
         host=values["TALLY_HOST"],
         port=_port(values, "TALLY_PORT"),
         api_key=values.get("TALLY_API_KEY") or None,
+        trusted_proxies=_networks(values, "TALLY_TRUSTED_PROXIES"),
+        tenant_requests_per_second=_rate_or_none(values, "TALLY_TENANT_REQUESTS_PER_SECOND"),
         provider=_provider(values),
         simulator_port=_port(values, "TALLY_SIMULATOR_PORT"),
         settlement_timeout_seconds=_seconds(values, "TALLY_SETTLEMENT_TIMEOUT_SECONDS"),
         settlement_retry_budget=_budget(values, "TALLY_SETTLEMENT_RETRY_BUDGET"),
         reservation_ttl_seconds=_seconds(values, "TALLY_RESERVATION_TTL_SECONDS"),
         reservation_grace_seconds=_seconds(values, "TALLY_RESERVATION_GRACE_SECONDS", least=0.0),
+        sweep_hold_seconds=_seconds(values, "TALLY_SWEEP_HOLD_SECONDS", least=0.0),
         lease_seconds=_lease(values, "TALLY_LEASE_SECONDS"),
         webhook_body_days=_days(values, "TALLY_WEBHOOK_BODY_DAYS"),
         kafka=_kafka(values),
@@ -415,6 +566,30 @@ def _seconds(values: Mapping[str, str], name: str, *, least: float = 0.001) -> f
     if not least <= seconds <= _LONGEST_TIMEOUT:
         raise Misconfigured(f"{name} is {values[name]!r}: it must be a number of seconds, at most {_LONGEST_TIMEOUT}")
     return seconds
+
+
+def _direct(values: Mapping[str, str]) -> str | None:
+    direct = values.get("TALLY_DATABASE_DIRECT_URL") or None
+    if direct is not None and not values.get("TALLY_DATABASE_URL"):
+        raise Misconfigured("TALLY_DATABASE_DIRECT_URL is set, and TALLY_DATABASE_URL, the pooler's, is not")
+    return direct
+
+
+def _role(values: Mapping[str, str], name: str) -> str | None:
+    text = values[name]
+    if text and not _ROLE_NAME.fullmatch(text):
+        raise Misconfigured(f"{name} is {text!r}: lower-case letters, digits and underline, at most 63")
+    return text or None
+
+
+def _networks(values: Mapping[str, str], name: str) -> tuple[IpNetwork, ...]:
+    found = []
+    for part in filter(None, values.get(name, "").replace(" ", "").split(",")):
+        try:
+            found.append(ip_network(part))
+        except ValueError as error:
+            raise Misconfigured(f"{name}: {part!r} is no address and no network: {error}") from error
+    return tuple(found)
 
 
 def _budget(values: Mapping[str, str], name: str) -> int:
@@ -517,6 +692,14 @@ def _rate(name: str, text: str) -> float:
     if not 0 < rate <= _HIGHEST_RATE:
         raise Misconfigured(f"{name} is {text!r}: it must be a number above 0, at most {_HIGHEST_RATE:,}")
     return rate
+
+
+def _rate_or_none(values: Mapping[str, str], name: str) -> float | None:
+    """0: none."""
+    try:
+        return None if values[name] == "0" else _rate(name, values[name])
+    except Misconfigured as error:
+        raise Misconfigured(f"{error}; or 0 for no limit") from error
 
 
 def _require_known(name: str, known: set[str], where: str) -> None:

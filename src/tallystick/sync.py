@@ -7,6 +7,7 @@ The engine runs on an event loop in a thread of its own; calls from any number o
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from tallystick.core.operation import Kind, Operation
 from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Outcome, Rejected
 from tallystick.core.payment import Paying, PaymentPending
+from tallystick.core.refund_request import RefundGiven, RefundPending
 from tallystick.core.velocity import VelocityLimit
-from tallystick.errors import TallystickError
+from tallystick.errors import Forked, TallystickError
 from tallystick.store.account import AccountView, EntryView
 from tallystick.store.order import OrderView, Reserved, SkuView
 from tallystick.store.settlement import Made, SettlementView
@@ -48,6 +50,12 @@ class Tally:
         self._guard = threading.Lock()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            # Before the lock, which some thread of the parent may hold for ever.
+            self._tally.require_own_process()
+        except Forked:
+            call.close()
+            raise
         with self._guard:
             if self._closed or threading.current_thread().name == _THREAD:
                 call.close()
@@ -103,6 +111,7 @@ class Tally:
         currency: str,
         destination: str,
         provider: str | None = None,
+        source: str | None = None,
         idempotency_key: str,
     ) -> Made | Rejected:
         """See `tallystick.Tally.create_settlement`."""
@@ -114,6 +123,7 @@ class Tally:
                 currency=currency,
                 destination=destination,
                 provider=provider,
+                source=source,
                 idempotency_key=idempotency_key,
             )
         )
@@ -153,14 +163,41 @@ class Tally:
         return self._wait(self._tally.order_status(order_id, wait=wait, after=after))
 
     def pay(
-        self, order_id: str, *, reservation_token: str, payment_method: str | None = None
+        self, order_id: str, *, reservation_token: str, payment_method: str | None = None, idempotency_key: str
     ) -> Paying | PaymentPending | Rejected:
         """See `tallystick.Tally.pay`."""
-        return self._wait(self._tally.pay(order_id, reservation_token=reservation_token, payment_method=payment_method))
+        return self._wait(
+            self._tally.pay(
+                order_id,
+                reservation_token=reservation_token,
+                payment_method=payment_method,
+                idempotency_key=idempotency_key,
+            )
+        )
 
     def cancel_order(self, order_id: str) -> OrderView | Rejected:
         """See `tallystick.Tally.cancel_order`."""
         return self._wait(self._tally.cancel_order(order_id))
+
+    def refund_order(
+        self,
+        order_id: str,
+        *,
+        amount_micros: int | None = None,
+        reason: str,
+        restock: bool = False,
+        idempotency_key: str,
+    ) -> RefundGiven | RefundPending | Rejected:
+        """See `tallystick.Tally.refund_order`."""
+        return self._wait(
+            self._tally.refund_order(
+                order_id,
+                amount_micros=amount_micros,
+                reason=reason,
+                restock=restock,
+                idempotency_key=idempotency_key,
+            )
+        )
 
 
 @contextmanager
@@ -170,22 +207,27 @@ def open(  # noqa: A001 - read as sync.open()
     home: str | Path | None = None,
     tenant: str = "default",
     kinds: Iterable[Kind] = (),
+    service: str = "library",
 ) -> Iterator[Tally]:
     """A ledger, ready to use from ordinary code. The arguments are those of `tallystick.open()`."""
+    process = os.getpid()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True)
     thread.start()
-    opening = library.open(database_url=database_url, home=home, tenant=tenant, kinds=kinds)
+    opening = library.open(database_url=database_url, home=home, tenant=tenant, kinds=kinds, service=service)
     try:
         twin = Tally(asyncio.run_coroutine_threadsafe(opening.__aenter__(), loop).result(), loop)
         try:
             yield twin
         finally:
-            twin._close()  # noqa: SLF001 - its own module
-            asyncio.run_coroutine_threadsafe(opening.__aexit__(None, None, None), loop).result()
+            # A child that leaves the block has nothing to close: all of it is the parent's, and still in use.
+            if os.getpid() == process:
+                twin._close()  # noqa: SLF001 - its own module
+                asyncio.run_coroutine_threadsafe(opening.__aexit__(None, None, None), loop).result()
     finally:
-        # Nobody may be left waiting for an answer that cannot come any more.
-        asyncio.run_coroutine_threadsafe(_cancel_the_rest(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if os.getpid() == process:
+            # Nobody may be left waiting for an answer that cannot come any more.
+            asyncio.run_coroutine_threadsafe(_cancel_the_rest(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()

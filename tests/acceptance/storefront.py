@@ -16,16 +16,18 @@ import asyncpg
 import httpx2
 
 from tallystick import app
+from tallystick.core.author import acting, at_terminal
 from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
 from tallystick.web.server import serve
 from tallystick.workers.crew import crew, working
-from tests.checkouts import CARD, Halves, compare
+from tests.checkouts import CARD, Halves, authorise, compare
 from tests.ledgers import broken
+from tests.payments import new_key
 from tests.providers.worlds import Control
 from tests.settlements import superuser
-from tests.webhooks import headers
+from tests.webhooks import SECRET, TRUSTED, headers
 
 PRICE = 1_000_000_000
 HOOK = "/webhooks/simulator"
@@ -64,7 +66,8 @@ class Storefront:
 
     async def click(self, order: dict[str, Any], **other: Any) -> httpx2.Response:
         body = {"reservation_token": order["reservation_token"], **other}
-        return await self.client.post(f"/v1/orders/{order['id']}/pay", json=body)
+        headers = {"idempotency-key": new_key()}
+        return await self.client.post(f"/v1/orders/{order['id']}/pay", json=body, headers=headers)
 
     async def pay(self, order: dict[str, Any]) -> str:
         """With a card that is charged at once; the payment's id."""
@@ -74,13 +77,7 @@ class Storefront:
 
     async def authorise(self, payment: str) -> None:
         """On the provider's own page, with what `pay` gave the buyer for it: the card is charged."""
-        async with httpx2.AsyncClient(base_url=self.control.url, timeout=PATIENCE_SECONDS) as page:
-            answer = await page.post(
-                f"/stripe/v1/payment_intents/{payment}/confirm",
-                data={"payment_method": CARD},
-                headers={"authorization": f"Bearer {app.SIMULATOR_API_KEY}"},
-            )
-        assert answer.json()["status"] == "succeeded", answer.text
+        await authorise(self.control.url, payment)
 
     async def order(self, order: dict[str, Any]) -> dict[str, Any]:
         answer = await self.client.get(f"/v1/orders/{order['id']}")
@@ -109,6 +106,30 @@ class Storefront:
         moved = "created_at = created_at - $2::interval, expires_at = expires_at - $2::interval"
         await self._set(order["id"], moved, timedelta(**span))
         self.moved[order["id"]] = self.moved.get(order["id"], timedelta()) + timedelta(**span)
+
+    async def held(self, order: dict[str, Any], **span: float) -> None:
+        """It waits for the provider's word; and has, for that much longer, by the database's clock."""
+        connection = await asyncpg.connect(superuser(self.dsn))
+        id_ = order["id"].removeprefix("or_")
+
+        async def is_held() -> bool:
+            asked = (
+                "SELECT 1 FROM tally.order_hold WHERE order_id = $1::uuid AND reason IS NOT NULL AND verdict IS NULL"
+            )
+            return await connection.fetchval(asked, id_) is not None
+
+        try:
+            await eventually(is_held, "the order is held")
+            async with connection.transaction():
+                await connection.execute("SET LOCAL session_replication_role = replica")
+                await connection.execute(
+                    "UPDATE tally.order_hold SET held_since = held_since - $2::interval, due_at = due_at - $2::interval"
+                    " WHERE order_id = $1::uuid",
+                    id_,
+                    timedelta(**span),
+                )
+        finally:
+            await connection.close()
 
     async def _set(self, order: str, what: str, value: object) -> None:
         connection = await asyncpg.connect(superuser(self.dsn))
@@ -205,13 +226,14 @@ async def eventually(is_so: Callable[[], Awaitable[bool]], what: object) -> None
 @asynccontextmanager
 async def storefront(dsn: str, control: Control, *, limits: Limits = LIMITS) -> AsyncIterator[Storefront]:
     """Open, with the settings that everybody begins with: ten minutes for a reservation, thirty seconds of grace."""
-    settings = Settings(database_url=dsn)
+    settings = Settings(database_url=dsn, simulator_webhook_secret=TRUSTED)
     async with app.running(settings, limits=limits, simulator_url=control.url) as service:
         keys = {}
         for name in ("default", "other"):
             owner = await tenants.ensure_tenant(service.database, name)
             keys[name] = tenants.new_key()
-            await tenants.add_key(service.database, owner, "admin", keys[name])
+            with acting(at_terminal("tests")):
+                await tenants.add_key(service.database, owner, "admin", keys[name], owner=f"shop {name}")
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         async with working(crew(service)):
             serving = asyncio.create_task(
@@ -219,7 +241,7 @@ async def storefront(dsn: str, control: Control, *, limits: Limits = LIMITS) -> 
             )
             port = await listening
             address = f"http://127.0.0.1:{port}"
-            endpoint = {"url": f"{address}{HOOK}", "secrets": [app.SIMULATOR_WEBHOOK_SECRET]}
+            endpoint = {"url": f"{address}{HOOK}", "secrets": [SECRET]}
             await asyncio.to_thread(control.call, "PUT", "endpoints/stripe", endpoint)
             async with (
                 httpx2.AsyncClient(

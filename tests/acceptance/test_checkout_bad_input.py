@@ -127,7 +127,7 @@ async def test_another_tenants_order_is_not_there(shop: Storefront) -> None:
     body_ = {"reservation_token": order["reservation_token"]}
     answers = [
         await shop.stranger.get(f"/v1/orders/{order['id']}"),
-        await shop.stranger.post(f"/v1/orders/{order['id']}/pay", json=body_),
+        await shop.stranger.post(f"/v1/orders/{order['id']}/pay", json=body_, headers={"idempotency-key": "theirs"}),
         await shop.stranger.post(f"/v1/orders/{order['id']}/cancel"),
     ]
     assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(404, "order_unknown")] * 3

@@ -14,7 +14,7 @@ from tallystick.store.settlement import Made
 from tests.acceptance.function import terminated
 from tests.ledgers import broken
 from tests.providers.worlds import WORLDS, Control
-from tests.settlements import A_WHILE, Shop, books, ledger_differences, shop
+from tests.settlements import A_WHILE, Shop, books, ledger_differences, pass_time, shop
 
 ADYEN, SQUARE, WISE = (next(each for each in WORLDS if each.name == name) for name in ("adyen", "square", "wise"))
 
@@ -126,14 +126,32 @@ async def test_a_currency_that_only_the_provider_knows_it_cannot_pay(dsn: str, c
     await wise.close()
 
 
-async def test_a_refusal_that_nobody_has_told_us_of_is_not_believed(one: Shop, control: Control) -> None:
-    """Whether it means that nothing moved, no document says: a person finds out."""
+async def test_a_refusal_under_no_code_we_know_is_the_end_of_a_payout_that_was_never_sent_before(
+    one: Shop, control: Control
+) -> None:
+    """Its type says that the request is wrong, and nothing else of this payout can be at the provider."""
     control.plan("stripe.transfer:refused(currency_of_the_future)@*")
     view = await one.create("bounty-1")
     await one.until_quiet(span=timedelta(minutes=10))
     now = await one.read(view.id)
-    assert (now.status, now.reason, one.moved(view)) == ("disputed", "retry_budget_exhausted", [])
-    assert (await one.balances())["in_transit:EUR:simulator"] == view.amount_micros
+    assert (now.status, now.reason, one.moved(view)) == ("failed", "currency_of_the_future", [])
+    assert control.struck()["refused"] == 1
+    assert await ledger_differences(one.dsn) == {}
+
+
+async def test_a_refusal_after_a_send_that_may_have_run_is_believed_when_it_comes_from_the_store(
+    one: Shop, control: Control
+) -> None:
+    """The second send's answer speaks of itself alone, the third's is what is stored under the key: of all three."""
+    control.plan("stripe.transfer:drop_before, stripe.transfer:refused(currency_of_the_future)@2")
+    view = await one.create("bounty-1")
+    ticks = [await one.tick()]
+    while (await one.read(view.id)).status == "processing":
+        await pass_time(one.dsn, A_WHILE)
+        ticks.append(await one.tick())
+    assert [tick.sent for tick in ticks] == [1, 1, 1]
+    now = await one.read(view.id)
+    assert (now.status, now.reason, one.moved(view)) == ("failed", "currency_of_the_future", [])
     assert await ledger_differences(one.dsn) == {}
 
 

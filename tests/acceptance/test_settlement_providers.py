@@ -51,8 +51,8 @@ class Heard:
         self._reviews = reviews
         self.disputed: list[str] = []
 
-    async def observe(self, provider: str, movement: Movement) -> str | None:
-        name = await self._reviews.observe(provider, movement)
+    async def observe(self, provider: str, movement: Movement, *, alarm: str | None = None) -> str | None:
+        name = await self._reviews.observe(provider, movement, alarm=alarm)
         self.disputed += [] if name is None else [name]
         return name
 
@@ -94,7 +94,7 @@ class Payer:
             await webhooks.append(connection, deliveries)
         reviews = Heard(self.shop.reviews)
         # Of payouts alone: nothing here is bought.
-        handlers = app.handlers(cast("Reviews", reviews), cast("Saga", None))
+        handlers = app.handlers(cast("Reviews", reviews), cast("Saga", None), self.shop.sender.witness)
         known = {self.world.name: self.provider}
         worker = Events(self.shop.database, handlers, providers=known, lease=timedelta(minutes=5), by="tests")
         while (done := await worker.run_once()).claimed:
@@ -467,4 +467,22 @@ async def test_a_bounce_reaches_its_settlement_by_webhook_alone(payer: Payer, wi
     now = await payer.shop.read(view.id)
     assert now.reason == "returned_after_transferred"
     assert payer.hook.received == [], "nobody else was told"
+    await payer.nothing_is_wrong()
+
+
+@pytest.mark.parametrize("world", ["wise"], indirect=True)
+async def test_a_payout_that_wise_says_has_failed_is_for_a_person_whatever_state_its_transfer_is_in(
+    payer: Payer,
+) -> None:
+    """The transfer stays `outgoing_payment_sent`: asked for it, Wise's books show nothing wrong."""
+    view = await payer.create()
+    assert (await payer.shop.tick()).transferred == 1
+    payer.a_minute_later()
+    assert await payer.told() == []
+    (made,) = payer.made()
+    payer.control.call("POST", "act", {"dialect": "wise", "action": "fail_payout", "id": made["id"]})
+    assert await payer.told() == [view.id]
+    now = await payer.shop.read(view.id)
+    assert (now.status, now.reason) == ("disputed", "payout_failed_at_the_provider")
+    assert (await payer.shop.balances())["in_transit:EUR:wise"] == view.amount_micros
     await payer.nothing_is_wrong()

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from tallystick.core.author import sign
 from tallystick.store.settlement import SettlementView
 from tests.cli.commands import TALLY, tally
 from tests.ledgers import fetchval
@@ -61,6 +62,7 @@ class Payouts:
         return process
 
     async def create(self, attribution: str = "a-1", **fields: Any) -> SettlementView:
+        sign("tests/library")
         async with shop(self.dsn, self.control) as made:
             return await made.create(attribution, **fields)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tallystick.store import payment_break
 from tests import servers
 from tests.cli.commands import tally
 from tests.ledgers import fetchval
@@ -39,6 +40,16 @@ async def test_a_break_is_listed_explained_and_closed_once(dsn: str, books: Cont
     assert tally("breaks", "list", dsn=dsn).returncode == 0
     kept = tally("breaks", "list", "--all", dsn=dsn)
     assert (kept.returncode, "the web shop's own" in kept.stdout) == (0, True)
+
+
+async def test_a_refund_that_failed_is_not_said_to_be_owed_where_it_was_a_part(dsn: str, books: Control) -> None:
+    """Its amount is in the tenant's sales, and the decision that was named is refused for it."""
+    of_it = ("refund_failed", "stripe", "refund", "ab" * 32, "charge_disputed", 5_000_000, "EUR", None, None, None)
+    async with desk(dsn, books) as till, till.shop.database.stepping() as connection:
+        await connection.execute(payment_break.ADD, *([value] for value in of_it))
+    listed = tally("breaks", "list", dsn=dsn).stdout
+    assert "is in the tenant's sales again: ask for it under a new key" in listed
+    assert "All of a payment that did not fit is still owed" in listed
 
 
 async def test_a_checkout_policy_is_shown_chosen_and_journaled(dsn: str) -> None:

@@ -33,7 +33,7 @@ async def test_a_tick_pays_what_is_pending_and_prints_the_counts(payouts: Payout
         "waiting": 0,
         "late": 0,
     }
-    assert shown.stderr == ""
+    assert shown.stderr.splitlines() == [f"database: {payouts.dsn}"]
     both = await halves(payouts.dsn, payouts.control)
     assert both.is_equal
     assert both.statuses == {"transferred": 30}
@@ -145,7 +145,7 @@ async def test_payouts_of_a_provider_that_is_not_configured_are_told_of(payouts:
 
 async def test_a_restored_database_sends_nothing(embedded18: servers.Server, payouts: Payouts) -> None:
     await payouts.create()
-    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1")
+    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET database = 0")
     shown = payouts.run("settle")
     assert shown.returncode == 1
     assert "database_restored" in shown.stderr

@@ -136,7 +136,7 @@ async def test_postings_are_found_among_many_others(payouts: Payouts, monkeypatc
             made.tenant, one.id, reason="not arrived", evidence="mail", by="ada", idempotency_key="k1"
         )
         await others("after")
-        (found,) = await explain(made.database, made.tenant, one.id)
+        (found,) = (await explain(made.database, made.tenant, one.id)).found
     posted = [step.what.split(": ", 1)[1] for step in found.timeline if step.what.startswith("posted by")]
     assert [text.split(",")[0] for text in posted] == [
         "-12.34 EUR to settlement:clearing:EUR",
@@ -176,7 +176,7 @@ async def test_news_from_the_provider_are_shown(payouts: Payouts) -> None:
 
 async def test_another_tenants_settlement_is_nothing(payouts: Payouts) -> None:
     one = await payouts.create()
-    payouts.run("keys", "create", "--tenant", "acme")
+    payouts.run("keys", "create", "--tenant", "acme", "--for", "anna")
     for name in (one.id, one.idempotency_key):
         shown = payouts.run("explain", name, "--tenant", "acme")
         assert shown.returncode == 1

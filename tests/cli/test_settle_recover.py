@@ -1,6 +1,7 @@
 """`tally recover`: a backup from before the sends is restored, and nothing is paid twice."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,24 +49,24 @@ async def test_a_backup_from_before_the_sends_pays_nobody_twice(
     paid = done["transferred"]
     assert 0 < paid <= 12
 
-    refused = backup.run("settle")
-    assert refused.returncode == 1
-    assert "tally recover" in refused.stderr
-
     early = backup.run("recover", "--no-wait", "--json")
     assert early.returncode == 1, early.stderr
     told = json.loads(early.stdout)
     assert (told["marked"], told["looked_up"], told["is_confirmed"]) == (12, 0, False)
     assert told["wait_seconds"] > 60
     assert "Run `tally recover` again in" in early.stderr
-    assert backup.run("settle").returncode == 1, "not yet"
+    refused = backup.run("settle")
+    assert refused.returncode == 1, "not yet: whoever runs `tally recover` distrusts this database"
+    assert "tally recover" in refused.stderr
 
     await pass_time(backup.dsn, A_WHILE)
     shown = backup.run("recover", "--json")
     assert shown.returncode == 0, shown.stderr
     told = json.loads(shown.stdout)
+    # Each of them, whether by a question of its own or in the one list that was read for all.
     assert (told["looked_up"], told["transferred"], told["cleared"]) == (12, paid, 12 - paid)
     assert (told["is_confirmed"], told["undecided"], told["orphans"]) == (True, 0, 0)
+    assert {told[f"{kind}_{name}"] for kind in ("charges", "refunds") for name in ("marked", "found", "orphans")} == {0}
 
     assert "Sending goes on" in shown.stderr
     last = backup.run("settle", "--json")
@@ -100,7 +101,7 @@ async def test_payments_whose_rows_are_lost_are_bad_news_and_not_paid_again(
 
 async def test_a_provider_that_cannot_be_asked_keeps_sending_stopped(payouts: Payouts) -> None:
     await payouts.create()
-    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1")
+    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET database = 0")
     payouts.run("recover", "--no-wait")
     await payouts.pass_time(A_WHILE)
     shown = payouts.run("recover", "--no-wait", TALLY_SIMULATOR_PORT="1")
@@ -113,18 +114,44 @@ async def test_a_provider_that_cannot_be_asked_keeps_sending_stopped(payouts: Pa
 async def test_where_nothing_was_restored_it_changes_nothing(payouts: Payouts) -> None:
     await payouts.create_many(3)
     payouts.run("settle")
+    payouts.run("recover", "--no-wait")
+    await payouts.pass_time(A_WHILE)
     shown = payouts.run("recover")
     assert shown.returncode == 0, shown.stderr
-    assert "transferred          0" in shown.stdout
+    assert f"{'transferred':<26} {0:>9}" in shown.stdout
     assert payouts.run("settle").returncode == 0
 
 
 async def test_payouts_of_a_provider_that_is_not_configured_are_not_forgotten(payouts: Payouts) -> None:
     """Asked about by nobody, they may have been sent by the life that was lost."""
     await payouts.create_many(2, world="stripe")
-    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1")
-    shown = payouts.run("recover")
+    await fetchval(payouts.dsn, "UPDATE tally.whereabouts SET database = 0")
+    shown = payouts.run("recover", "--no-wait")
     assert shown.returncode == 1
-    assert "its 2 unfinished settlement(s)" in shown.stderr
+    assert "its 2 unfinished payout(s), charge(s) and refund(s)" in shown.stderr
     assert "tally recover --without stripe" in shown.stderr
+    mistyped = payouts.run("recover", "--no-wait", "--without", "strpe")
+    assert mistyped.returncode == 2, mistyped.stderr
+    assert "--without strpe" in mistyped.stderr
+    assert "stripe" in mistyped.stderr
     assert await payouts.count("ask_first") == 2, "a worker that has stripe must ask before it sends"
+
+
+async def test_who_breaks_it_off_is_told_that_nothing_is_sent_and_that_it_goes_on(payouts: Payouts) -> None:
+    """It takes minutes, at three in the morning: Ctrl-C said nothing at all, and sending stayed stopped."""
+    await payouts.create()
+    running = payouts.start("recover")
+    said = ""
+    assert running.stderr is not None
+    while "waiting" not in said:
+        line = running.stderr.readline()
+        assert line, said
+        said += line
+    running.send_signal(signal.SIGINT)
+    _, after = running.communicate(timeout=30)
+    assert running.returncode == 130, after
+    assert "Nothing is sent from this database until this has run to its end" in said
+    assert "Broken off before it was finished" in after
+    refused = payouts.run("settle")
+    assert refused.returncode == 1
+    assert "has not run to its end" in refused.stderr

@@ -30,6 +30,8 @@ async def test_a_sweep_prints_what_it_gave_back(dsn: str) -> None:
         assert [line.split()[:2] for line in some.stdout.splitlines()] == [
             ["cancelled", "2"],
             ["released", "4"],
+            ["told", "0"],
+            ["held", "0"],
             ["refused", "0"],
             ["completed", "0"],
             ["waiting", "0"],
@@ -43,10 +45,12 @@ async def test_a_sweep_prints_what_it_gave_back(dsn: str) -> None:
             "released": 2,
             "refused": 0,
             "is_complete": True,
+            "told": 0,
+            "held": 0,
             "refunds": {"claimed": 0, "completed": 0, "failed": 0, "waiting": 0, "sent": 0},
             "filled": 0,
         }
-        assert rest.stderr == ""
+        assert rest.stderr.splitlines() == [f"database: {dsn}"]
         assert await shop.figures() == (0, 0, 10)
     verified = tally("verify", dsn=dsn)
     assert verified.returncode == 0, verified.stdout

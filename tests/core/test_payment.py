@@ -13,6 +13,7 @@ from tallystick.core.intent import decode_charge, encode_instruction
 from tallystick.core.keys import charge_key
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import (
+    REVIEW_PAUSE,
     Again,
     Ask,
     Begin,
@@ -29,7 +30,17 @@ from tallystick.core.payment import (
     pay_refusal,
 )
 from tallystick.core.provider import Absent, Busy, Done, Found, Lookup, Movement, Refused, Undecided, Unknown
-from tallystick.core.settlement import NOTHING_SENT, Disputed, Failed, History, Patience, Transferred, Wait
+from tallystick.core.settlement import (
+    KEY_DIFFERS,
+    NOTHING_SENT,
+    UNPROVEN,
+    Disputed,
+    Failed,
+    History,
+    Patience,
+    Transferred,
+    Wait,
+)
 from tallystick.providers.stripe.facts import FACTS
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -41,6 +52,7 @@ ORDER = Payable(
     reservation_token=UUID(int=9),
     amount_micros=25_000_000,
     currency="EUR",
+    created_at=NOW - timedelta(minutes=5),
     expires_at=NOW + timedelta(minutes=5),
 )
 TOKEN = "rt_" + UUID(int=9).hex
@@ -244,6 +256,42 @@ def test_the_books_decide_and_an_ended_order_is_never_sent_for(
         assert looked.movements == (MOVED,)
 
 
+# A charge whose key is forgotten, which nothing can bring about any more, and whose order is over.
+LONG_AGO: dict[str, Any] = {"first_sent_at": NOW - timedelta(days=3), "not_after": NOW - timedelta(days=2)}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "earlier", "expected"),
+    [
+        (order(status="CANCELLED"), {}, None, "noted"),
+        (order(status="CANCELLED"), {}, NOW - REVIEW_PAUSE, "closed"),
+        (order(status="CANCELLED"), {}, NOW - REVIEW_PAUSE + timedelta(microseconds=1), "noted"),
+        (ORDER, {}, NOW - REVIEW_PAUSE, "open"),
+        (order(status="CANCELLED"), {"server_error": True}, NOW - REVIEW_PAUSE, "open"),
+        (order(status="CANCELLED"), {"first_sent_at": NOW - FACTS.key_horizon / 2}, NOW - REVIEW_PAUSE, "open"),
+        # Written late, and still on its way: an absence of now says nothing of it.
+        (order(status="CANCELLED"), {"not_after": NOW - FACTS.longest_in_flight / 2}, NOW - REVIEW_PAUSE, "open"),
+        (order(status="CANCELLED"), {"not_after": NOW - FACTS.longest_in_flight}, NOW - REVIEW_PAUSE, "closed"),
+    ],
+)
+def test_what_was_never_there_is_closed_when_nothing_can_bring_it_any_more(
+    of: Payable, history: dict[str, Any], earlier: datetime | None, expected: str
+) -> None:
+    found = after_look(
+        of,
+        charge(absent_at=earlier),
+        History(account="test", may_have_run=True, **{**LONG_AGO, **history}),
+        Absent(lookup=Lookup.SCAN),
+        lookup=Lookup.SCAN,
+        now=NOW,
+        facts=FACTS,
+        patience=PATIENCE,
+    )
+    closed = isinstance(found, Failed)
+    noted = isinstance(found, Hold) and found.absent_at is not None
+    assert (closed, noted) == (expected == "closed", expected == "noted"), found
+
+
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
@@ -271,3 +319,43 @@ def test_each_attempt_has_its_own_key_and_its_instruction_is_read_back() -> None
         amount_micros=25_000_000,
     )
     assert decode_charge(encode_instruction(first)) == first
+
+
+ASKED = charge(key=charge_of(ORDER, attempt=1, provider="stripe", payment_method=None).key, ask_first=True)
+
+
+@pytest.mark.parametrize(
+    ("logged", "history", "lookup", "expected"),
+    [
+        # As far as is stored it never ran, or it did: either way a lost life may have made it.
+        (ASKED, NOTHING_SENT, Lookup.SCAN, Ask()),
+        (ASKED, BUSY, Lookup.SCAN, Ask()),
+        (ASKED, SILENT, Lookup.EXACT, Ask()),
+        (ASKED, NOTHING_SENT, Lookup.NONE, Hold(NOW + REVIEW_PAUSE, 0, UNPROVEN)),
+        (ASKED, SILENT, Lookup.NONE, Hold(NOW + REVIEW_PAUSE, 0, UNPROVEN)),
+        # Given up here it may have been made there.
+        (msgspec.structs.replace(ASKED, tries=8), BUSY, Lookup.SCAN, Ask()),
+        # What the provider has said is known, in every life that came after it.
+        (ASKED, History(**SENT, done_as="pi_1"), Lookup.NONE, Settle(Transferred("pi_1"))),
+        (ASKED, History(**SENT, refused_as="declined"), Lookup.NONE, Settle(Failed("declined"))),
+        # Asked for under a key that is not its own, it would look absent.
+        (charge(ask_first=True), NOTHING_SENT, Lookup.EXACT, Hold(NOW + REVIEW_PAUSE, 0, KEY_DIFFERS)),
+        (
+            charge(ask_first=True),
+            History(**SENT, done_as="pi_1"),
+            Lookup.NONE,
+            Hold(NOW + REVIEW_PAUSE, 0, KEY_DIFFERS),
+        ),
+        # Too early.
+        (
+            msgspec.structs.replace(ASKED, due_at=NOW + timedelta(seconds=9)),
+            NOTHING_SENT,
+            Lookup.SCAN,
+            Hold(NOW + timedelta(seconds=9), 0, None),
+        ),
+    ],
+)
+def test_what_a_lost_life_may_have_made_is_not_sent_unasked(
+    logged: LoggedCharge, history: History, lookup: Lookup, expected: Any
+) -> None:
+    assert step(charge=logged, history=history, lookup=lookup) == expected

@@ -17,11 +17,13 @@ from tallystick.core.refund import (
     after_look,
     after_refusal,
     instruction_of,
+    key_of,
     next_step,
     patience,
     pause,
+    refusal_code,
 )
-from tallystick.core.settlement import NOTHING_SENT, Failed, History, LookUp, Transferred
+from tallystick.core.settlement import KEY_DIFFERS, NOTHING_SENT, UNPROVEN, Failed, History, LookUp, Transferred
 from tallystick.providers.stripe.facts import FACTS
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -42,6 +44,7 @@ OWED = Owed(
     claim_number=1,
     tries=0,
     due_at=NOW,
+    since=NOW - HOUR,
 )
 SENT: dict[str, Any] = {"first_sent_at": NOW - HOUR, "not_after": NOW - timedelta(minutes=50), "account": "test"}
 UNKNOWN = History(**SENT, may_have_run=True)
@@ -197,9 +200,27 @@ def test_a_refusal_speaks_of_its_own_request_alone() -> None:
 
 def test_the_books_decide_about_a_refusal() -> None:
     refused = Failed("charge_already_refunded")
-    assert after_refusal(refused, Transferred("re_1")) == Transferred("re_1")
-    assert after_refusal(refused, Resend(0)) == refused
-    assert after_refusal(refused, Hold(NOW, 1)) == Hold(NOW, 1)
+    said: Any = {"code": "charge_already_refunded", "tries": 3, "now": NOW}
+    assert after_refusal(refused, Transferred("re_1"), **said) == Transferred("re_1")
+    assert after_refusal(refused, Resend(0), **said) == refused
+    assert after_refusal(refused, Hold(NOW, 1), **said) == Hold(NOW, 1)
+
+
+def test_a_refusal_that_may_not_be_believed_is_for_a_person_at_once() -> None:
+    """An earlier send may have run. To send it again would only bring the same refusal."""
+    waiting = Hold(NOW, 4)
+    said: Any = {"code": "invalid_request_error", "tries": 3, "now": NOW}
+    assert after_refusal(waiting, Transferred("re_1"), **said) == Transferred("re_1")
+    assert after_refusal(waiting, Resend(0), **said) == Hold(NOW + HOUR, 4, "invalid_request_error")
+    assert after_refusal(waiting, Hold(NOW, 4), **said) == Hold(NOW, 4, "invalid_request_error")
+    assert after_refusal(waiting, Hold(NOW, 4, "moved_twice"), **said) == Hold(NOW, 4, "moved_twice")
+
+
+def test_the_code_of_a_refusal_is_told_whether_or_not_it_is_believed() -> None:
+    assert refusal_code(Refused(code="charge_disputed", message="")) == "charge_disputed"
+    assert refusal_code(Unknown(code="odd", message="", says_refused=True)) == "odd"
+    for other in (Unknown(code="odd", message=""), Busy(code="odd", message="", after_seconds=0), Done(movement=MADE)):
+        assert refusal_code(other) is None
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20), st.integers(0, 5))
@@ -210,3 +231,30 @@ def test_a_payment_and_its_generation_have_one_key(payment: str, reason: str, ge
     other = instruction_of(payment_intent_id=payment, reason="late", generation=generation, **given_)  # type: ignore[arg-type]
     next_one = instruction_of(payment_intent_id=payment, reason=reason, generation=generation + 1, **given_)  # type: ignore[arg-type]
     assert one.key == other.key != next_one.key
+
+
+ASKED = msgspec.structs.replace(OWED, key=key_of(OWED), ask_first=True)
+
+
+@pytest.mark.parametrize(
+    ("owed", "history", "lookup", "expected"),
+    [
+        # As far as is stored it never ran, or it did: either way a lost life may have made it.
+        (ASKED, NOTHING_SENT, Lookup.SCAN, LookUp()),
+        (ASKED, BUSY, Lookup.EXACT, LookUp()),
+        (ASKED, UNKNOWN, Lookup.EXACT, LookUp()),
+        (ASKED, NOTHING_SENT, Lookup.NONE, Hold(NOW + HOUR, 1, UNPROVEN)),
+        (ASKED, UNKNOWN, Lookup.NONE, Hold(NOW + HOUR, 1, UNPROVEN)),
+        (ASKED, History(**SENT, done_as="re_1", done_state="moved"), Lookup.NONE, Transferred("re_1")),
+        (ASKED, History(**SENT, refused_as="charge_disputed"), Lookup.NONE, Failed("charge_disputed")),
+        # Asked for under a key that is not its own, it would look absent.
+        (msgspec.structs.replace(OWED, ask_first=True), NOTHING_SENT, Lookup.EXACT, Hold(NOW + HOUR, 1, KEY_DIFFERS)),
+        # A part has a key of its own.
+        (msgspec.structs.replace(ASKED, part=b"p" * 32), UNKNOWN, Lookup.EXACT, Hold(NOW + HOUR, 1, KEY_DIFFERS)),
+    ],
+)
+def test_what_a_lost_life_may_have_made_is_not_sent_unasked(
+    owed: Owed, history: History, lookup: Lookup, expected: Any
+) -> None:
+    options: dict[str, Any] = {"account": "test", "now": NOW, "facts": FACTS, "patience": PATIENCE, "jitter": 0.0}
+    assert next_step(owed, history, lookup=lookup, **options) == expected

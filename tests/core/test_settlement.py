@@ -21,6 +21,7 @@ from tallystick.core.provider import (
     Unknown,
 )
 from tallystick.core.settlement import (
+    ALARMS,
     BUDGET_EXHAUSTED,
     NOTHING_SENT,
     STATUSES,
@@ -36,7 +37,9 @@ from tallystick.core.settlement import (
     after_first_look,
     after_look,
     after_movement,
+    believed,
     fee_micros,
+    made_until,
     next_step,
     settlement_id,
     settlement_name,
@@ -57,9 +60,15 @@ LATER = T0 + timedelta(minutes=10)
 PAST = T0 + STRIPE.key_horizon - STRIPE.key_margin
 
 
-def movement(state: Any = "moved", *, amount: int = 5_000_000, id_: str = "tr_1") -> Movement:
+def movement(state: Any = "moved", *, amount: int = 5_000_000, id_: str = "tr_1", currency: str = "EUR") -> Movement:
     return Movement(
-        provider="stripe", purpose="transfer", id=id_, amount_micros=amount, currency="EUR", state=state, status=state
+        provider="stripe",
+        purpose="transfer",
+        id=id_,
+        amount_micros=amount,
+        currency=currency,
+        state=state,
+        status=state,
     )
 
 
@@ -168,6 +177,7 @@ def test_what_a_claim_that_is_taken_over_leads_to(history: History, options: dic
         ),
         (Found(movements=(movement("returned"),)), {}, Disputed("returned", "tr_1")),
         (Found(movements=(movement(amount=1),)), {}, Disputed("amount_differs", "tr_1")),
+        (Found(movements=(movement(currency="USD"),)), {}, Disputed("amount_differs", "tr_1")),
         (Found(movements=(movement(), movement(id_="tr_2"))), {}, Disputed("moved_twice", is_double=True)),
         (Absent(lookup=Lookup.EXACT), {}, Send(1)),
         (Absent(lookup=Lookup.EXACT), {"tries": 7}, Disputed(BUDGET_EXHAUSTED)),
@@ -239,7 +249,8 @@ def test_what_an_answer_means(answer: Any, options: dict[str, Any], expected: ob
     [
         (Found(movements=(movement(),)), Lookup.EXACT, Transferred("tr_1")),
         (Absent(lookup=Lookup.EXACT), Lookup.EXACT, Send(0)),
-        (Absent(lookup=Lookup.SCAN), Lookup.SCAN, Disputed("may_have_been_sent_before_the_restore")),
+        (Absent(lookup=Lookup.SCAN), Lookup.SCAN, Send(0)),
+        (Absent(lookup=Lookup.EVENTUAL), Lookup.EVENTUAL, Disputed("may_have_been_sent_before_the_restore")),
         (Undecided(code="x", message=""), Lookup.EXACT, Wait(LATER + PATIENCE.stuck_after, 0)),
     ],
 )
@@ -268,6 +279,7 @@ def test_what_a_lost_life_of_the_database_may_have_sent(found: Any, lookup: Look
         ("transferred", "moved", {"id_": "tr_2"}, Disputed("moved_twice", is_double=True)),
         ("transferred", "failed", {"id_": "tr_2"}, None),
         ("transferred", "moved", {"amount": 1}, Disputed("amount_differs", "tr_1")),
+        ("transferred", "moved", {"currency": "USD"}, Disputed("amount_differs", "tr_1")),
         ("failed", "moved", {}, Disputed("moved_after_failed", "tr_1")),
         ("failed", "failed", {}, None),
         ("pending", "moved", {}, Disputed("moved_before_it_was_sent", "tr_1")),
@@ -286,8 +298,9 @@ def test_what_a_lost_life_of_the_database_may_have_sent(found: Any, lookup: Look
     ],
 )
 def test_what_late_news_means(status: Any, state: Any, options: dict[str, Any], expected: object) -> None:
-    news = movement(state, amount=options.get("amount", 5_000_000), id_=options.get("id_", "tr_1"))
     live = options.get("live", True)
+    told = {"id_": "tr_1", **{name: value for name, value in options.items() if name != "live"}}
+    news = movement(state, **told)
     after = after_movement(status, "tr_1", news, is_live_key=live, amount_micros=5_000_000, currency="EUR")
     assert after == expected
 
@@ -380,3 +393,84 @@ def test_an_id_is_read_as_it_is_written() -> None:
     found = settlement_id(settlement_name(id_))
     assert found is not None
     assert found.bytes == id_
+
+
+SAYS_REFUSED = Unknown(code="invalid_request_error", message="No.", says_refused=True)
+REPLAYED = msgspec.structs.replace(SAYS_REFUSED, replayed=True)
+KNOWN_NOT_TO_HAVE_RUN = History(first_sent_at=T0, not_after=T0 + timedelta(seconds=10), account="test")
+
+
+def belief(history: History, answer: Any, *, attempt: int = 1, now: datetime = LATER, since: datetime = T0) -> Any:
+    return believed(history, answer, attempt=attempt, since=since, now=now, facts=STRIPE)
+
+
+@pytest.mark.parametrize(
+    ("history", "answer", "attempt", "is_refusal"),
+    [
+        (NOTHING_SENT, SAYS_REFUSED, 1, True),
+        (KNOWN_NOT_TO_HAVE_RUN, SAYS_REFUSED, 2, True),
+        (SENT, SAYS_REFUSED, 2, False),
+        (SENT, REPLAYED, 2, True),
+        # Somebody began an attempt of which this history knows nothing.
+        (NOTHING_SENT, SAYS_REFUSED, 2, False),
+        (NOTHING_SENT, REPLAYED, 2, True),
+        # The store contradicts itself: after an error inside, or after it was done, a refusal is no answer to it.
+        (msgspec.structs.replace(SENT, server_error=True), REPLAYED, 2, False),
+        (msgspec.structs.replace(SENT, done_as="tr_1"), REPLAYED, 2, False),
+    ],
+)
+def test_a_refusal_by_its_words_alone_is_one_where_nothing_else_can_be_behind_it(
+    history: History, answer: Unknown, attempt: int, *, is_refusal: bool
+) -> None:
+    known = belief(history, answer, attempt=attempt)
+    if is_refusal:
+        assert known == Refused(code=answer.code, message="No.", replayed=answer.replayed)
+        assert isinstance(after_answer(history, known, tries=0, now=LATER, patience=PATIENCE), Failed)
+    else:
+        assert known == answer
+        assert isinstance(after_answer(history, known, tries=0, now=LATER, patience=PATIENCE), Wait)
+
+
+@given(answer=st.sampled_from([SAYS_REFUSED, REPLAYED]), late=st.timedeltas(timedelta(0), timedelta(days=400)))
+def test_past_its_keys_memory_no_refusal_is_believed_by_its_words(answer: Unknown, late: timedelta) -> None:
+    """A life of the database that was lost may have paid it: the memory counts from what is paid, not from the send."""
+    assert belief(NOTHING_SENT, answer, now=PAST + late) == answer
+    assert isinstance(belief(NOTHING_SENT, answer, now=PAST - timedelta(microseconds=1)), Refused)
+
+
+@given(
+    answer=st.sampled_from(
+        [
+            Unknown(code="timeout", message=""),
+            Unknown(code="status_500", message="", server_error=True),
+            Busy(code="rate_limit", message="", after_seconds=1),
+            Refused(code="account_closed", message=""),
+            Done(movement=movement()),
+        ]
+    ),
+    may_have_run=st.booleans(),
+)
+def test_every_other_answer_is_what_it_is(answer: Any, *, may_have_run: bool) -> None:
+    assert belief(History(may_have_run=may_have_run), answer) is answer
+
+
+def test_what_was_sent_was_made_before_it_could_no_longer_be_on_its_way() -> None:
+    def until(history: History, now: datetime = LATER) -> datetime | None:
+        return made_until(history, since=T0, now=now, facts=STRIPE)
+
+    assert until(SENT) == T0 + timedelta(seconds=10) + STRIPE.longest_in_flight
+    # An error inside the provider may be rolled forward at any time.
+    assert until(msgspec.structs.replace(SENT, server_error=True)) is None
+    # A lost life may have sent it at any time, too: absence must then be that of the whole span.
+    assert until(NOTHING_SENT) is None
+    assert until(KNOWN_NOT_TO_HAVE_RUN) is None
+    assert until(SENT, PAST) is None
+
+
+@pytest.mark.parametrize("state", ["waiting", "moving", "moved"])
+def test_an_alarm_is_a_persons_whatever_the_books_call_the_state(state: Any) -> None:
+    (alarm,) = ALARMS.values()
+    said: Any = {"is_live_key": True, "amount_micros": 5_000_000, "currency": "EUR"}
+    assert after_movement("transferred", "tr_1", movement(state), **said) is None
+    assert after_movement("transferred", "tr_1", movement(state), alarm=alarm, **said) == Disputed(alarm, "tr_1")
+    assert after_movement("disputed", "tr_1", movement(state), alarm=alarm, **said) is None

@@ -11,8 +11,8 @@ import asyncpg
 import msgspec
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.operation import Kind, Kinds
-from tallystick.core.outcome import Rejected
+from tallystick.core.operation import Kind, Kinds, TopUp
+from tallystick.core.outcome import Committed, Rejected
 from tallystick.core.velocity import VelocityLimit
 from tallystick.engine.engine import Engine
 from tallystick.engine.port import LedgerStore
@@ -102,13 +102,26 @@ class Books:
         return found[::-1]
 
     async def postdate(self, account_id: str, moment: datetime) -> None:
-        """As if the account's last entry was written when the server's clock was ahead."""
+        """An entry of one micro from `elsewhere`, written while the server's clock was ahead."""
+        await self.put("elsewhere", floor=None)
+        given = TopUp(account=account_id, source="elsewhere", amount_micros=1, currency="USD")
         if self._is_mysql:
-            statement = "UPDATE tally_account SET posted_at = %s WHERE tenant_id = %s AND id = %s"
+            statements, clock, then = (
+                mysql_operation._SQL,
+                "SELECT UTC_TIMESTAMP(6)",
+                f"SELECT TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'",
+            )
         else:
-            statement = "UPDATE tally.account SET posted_at = $1 WHERE tenant_id = $2 AND id = $3"
-        async with self.database.writing() as connection:
-            await connection.execute(statement, moment, self.tenant.number, account_id)
+            statements, clock, then = operation._SQL, "clock_timestamp()", f"'{moment.isoformat()}'::timestamptz"
+        right = statements["lock_accounts"]
+        assert clock in right
+        statements["lock_accounts"] = right.replace(clock, then)
+        try:
+            async with self.engine() as engine:
+                done = await engine.submit(self.tenant, given, "from-the-future")
+                assert isinstance(done, Committed), done
+        finally:
+            statements["lock_accounts"] = right
 
     async def count(self, table: str, tenant: Tenant | None = None) -> int:
         return len(await self._rows(table, tenant or self.tenant))

@@ -529,11 +529,32 @@ async def test_within_an_account_time_never_goes_back(books: Books, engine: Engi
     """A server's clock is set back now and then; balances of the past are found by time."""
     ahead = datetime(2100, 1, 1, tzinfo=UTC)
     await books.postdate("alice", ahead)
-    assert committed(await engine.submit(books.tenant, pay(1), "k1")).at == ahead
-    assert committed(await engine.submit(books.tenant, pay(1), "k2")).at == ahead
-    # Who never met her keeps the server's time.
+    for key in ("k1", "k2"):
+        assert committed(await engine.submit(books.tenant, pay(1), key)).at < ahead
+    assert [entry.at for entry in await books.entries("alice")][-2:] == [ahead, ahead]
+    # Whom she pays keeps the server's time, and so do those he pays.
+    assert all(entry.at < ahead for entry in await books.entries("bob"))
+
+
+@pytest.mark.parametrize("size", [3, 40])
+async def test_an_account_from_the_future_does_not_date_the_batch_it_is_in(
+    books: Books, engine: Engine, size: int
+) -> None:
+    """One account of a batch was written while the server's clock was ahead: the others are of today."""
+    ahead = datetime(2100, 1, 1, tzinfo=UTC)
     await books.put("carol")
-    assert committed(await engine.submit(books.tenant, topup("carol", 1), "k3")).at < ahead
+    await books.postdate("alice", ahead)
+    before = engine.group.batches
+    paid, *others = await asyncio.gather(
+        engine.submit(books.tenant, pay(1), "k"),
+        *(engine.submit(books.tenant, topup("carol", 1), f"k{n}") for n in range(size)),
+    )
+    assert engine.group.batches == before + 1
+    assert all(committed(one).at < ahead for one in (paid, *others))
+    carols = await books.entries("carol")
+    assert len(carols) == size
+    assert all(entry.at < ahead for entry in carols)
+    assert (await books.entries("alice"))[-1].at == ahead
 
 
 async def test_two_tenants_with_the_same_accounts_and_keys_do_not_see_each_other(books: Books, engine: Engine) -> None:

@@ -175,19 +175,28 @@ async def test_migrating_again_changes_nothing_and_a_changed_migration_is_refuse
     await run(books, "UPDATE tally_migration SET digest = 'another'")
     with pytest.raises(SchemaMismatch, match="other contents"):
         await migrate.migrate(books.dsn)
-    await run(books, "UPDATE tally_migration SET number = 99")
+    await run(books, "UPDATE tally_migration SET number = 99 WHERE number = 1")
     with pytest.raises(SchemaMismatch, match="migration 99"):
         await migrate.migrate(books.dsn)
 
 
+async def test_a_database_that_was_not_migrated_says_so_and_stays_as_it_is(mariadb: Server) -> None:
+    dsn = mariadb.empty_database()
+    with pytest.raises(SchemaMismatch, match=r"no schema of Tallystick yet.*tally migrate"):
+        await migrate.require_current(dsn)
+    session = await database.first_session(read_address(dsn))
+    assert await session.rows("SHOW TABLES") == ()
+    await session.close()
+
+
 async def test_an_interrupted_migration_is_simply_run_again(mariadb: Server) -> None:
     """DDL commits by itself here: what was cut off in the middle must not need a person."""
-    dsn = mariadb.fresh_database()
+    dsn = mariadb.empty_database()
     session = await database.first_session(read_address(dsn))
     sql = migrate.migrations()[0].sql
     await session.script(sql[: sql.index("CREATE TABLE IF NOT EXISTS tally_entry")])
     await session.close()
-    assert [migration.name for migration in await migrate.migrate(dsn)] == ["ledger"]
+    assert [migration.name for migration in await migrate.migrate(dsn)] == [one.name for one in migrate.migrations()]
 
 
 async def test_a_server_that_forgets_commits_in_a_crash_is_refused(books: Books) -> None:

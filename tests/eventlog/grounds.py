@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tallystick import app
 from tallystick.flows.intake import Taken
 from tallystick.settings import LIMITS, KafkaSettings, Limits, Settings
+from tests.webhooks import TRUSTED
 
 PATIENCE_SECONDS = 60
 # As the broker of the tests allows: a dead consumer is noticed, and a silent broker given up, within a test.
@@ -64,7 +65,9 @@ async def grounds(
     dsn: str, bootstrap: str, topic: str | None = None, *, limits: Limits = QUICK, checking: bool = True
 ) -> AsyncIterator[Ground]:
     kafka = KafkaSettings(bootstrap, topic or new_topic())
-    async with app.running(Settings(database_url=dsn, kafka=kafka), limits=limits) as service:
+    async with app.running(
+        Settings(database_url=dsn, kafka=kafka, simulator_webhook_secret=TRUSTED), limits=limits
+    ) as service:
         if checking:
             await service.log.check()
         yield Ground(service, kafka)

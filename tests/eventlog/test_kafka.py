@@ -28,13 +28,14 @@ from tests import servers
 from tests.eventlog.grounds import PATIENCE_SECONDS, QUICK, Ground, grounds, make_topic, new_topic, whole_topic
 from tests.ledgers import broken, fetchval
 from tests.web.test_webhook import ask
-from tests.webhooks import body, delivery, event, stored
+from tests.webhooks import TRUSTED, body, delivery, event, stored
 
 ROWS = (
     "SELECT provider, event_id, type, purpose, provider_id, reference, parent, amount_micros, currency, state, word,"
     " occurred_at, status, body FROM tally.webhook_events JOIN tally.webhook_body USING (received_at, number)"
     " ORDER BY provider, event_id"
 )
+
 POISON = "SELECT array_agg(reason ORDER BY partition, first_offset) FROM tally.webhook_poison WHERE resolved_at IS NULL"
 
 
@@ -91,7 +92,7 @@ async def test_the_database_gets_exactly_what_the_receiver_would_have_stored(
     embedded18: servers.Server, kafka: brokers.Single
 ) -> None:
     direct, through = embedded18.fresh_database(), embedded18.fresh_database()
-    async with app.running(Settings(database_url=direct)) as service:
+    async with app.running(Settings(database_url=direct, simulator_webhook_secret=TRUSTED)) as service:
         for told in TOLD:
             await service.log.append(told)
     async with grounds(through, kafka.bootstrap) as ground:
@@ -263,6 +264,23 @@ async def test_a_database_restored_from_a_backup_reads_again_what_it_lost(
     async with grounds(restored, kafka.bootstrap, topic) as ground:
         assert (await ground.take_in(lambda all_: all_.records >= 30)).fresh == 30
     assert len(await stored(restored)) == 30
+
+
+async def test_the_sweepers_watermark_waits_for_what_lies_in_the_topic(dsn: str, kafka: brokers.Single) -> None:
+    """Acknowledged by Kafka it is received, whenever the database has it."""
+    async with grounds(dsn, kafka.bootstrap) as ground:
+        watermark = ground.service.orders.watermark
+        first = await watermark.read()
+        assert first is not None
+        await ground.service.log.append(delivery(1))
+        assert [await watermark.read() for _ in range(3)] == [first] * 3
+        assert (await ground.take_in()).fresh == 1
+        # Stored, and not decided.
+        assert await watermark.read() == first
+        assert (await ground.service.events.run_once()).claimed == 1
+        second = await watermark.read()
+        assert second is not None
+        assert second > first
 
 
 async def test_a_topic_made_anew_is_read_from_its_beginning(dsn: str, kafka: brokers.Single) -> None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self
 
 import asyncpg
 import msgspec
 
 from tallystick.core.payment import Paying
-from tallystick.store.database import Database
+from tallystick.core.refund_request import RefundGiven, RefundPending
 from tallystick.store.order import OrderView, Reserved
-from tests.checkouts import CARD, Till, expire, pass_time, till
-from tests.faults.matrix import Victim, Victims
+from tests.checkouts import CARD, Till, authorise, expire, given_up, pass_time, till
+from tests.faults.matrix import Victim, Victims, is_done_beside, until_gone
 from tests.faults.points import End
-from tests.faults.victims import Watched
+from tests.faults.victims import Watched, known_as_victim
 from tests.ledgers import broken
 from tests.orders import wish
 from tests.providers.worlds import Control
@@ -34,12 +34,14 @@ _SPAN: Final = timedelta(seconds=420)
 _MOST_ROUNDS: Final = 6
 # Every case compares all of its ground.
 _MOST_ORDERS: Final = 60
-# How the database knows a victim's connections.
-_VICTIM: Final = "victim"
 
-Step = Literal["reserve", "pay", "receive", "backfill", "events", "sweep", "refunds"]
+Step = Literal["reserve", "pay", "receive", "backfill", "events", "sweep", "refunds", "give back"]
+# What a paid order's tenant gives back of it, in parts: under which keys, and what goes back for sale.
+PARTS: Final = (("a", 5_000_000, True), ("b", 5_000_000, False))
 # How an order stands when a scenario begins. "owed": its event was taken, and whoever began its refund was killed.
-State = Literal["nothing", "bought", "swept", "expired", "owed, unsent", "owed, sent"]
+# "expired": the provider was out of reach for as long as an order is held for it. "authorised": it answers, and its
+# customer has paid a moment ago.
+State = Literal["nothing", "bought", "paid", "swept", "expired", "authorised", "owed, unsent", "owed, sent"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,12 @@ _LATE: Final = "CANCELLED_BY_SWEEPER"
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     "sale": Scenario(("nothing",), ("reserve", "pay", "receive", "events"), ("PAID",)),
     "missed webhook": Scenario(("bought",), ("backfill", "events"), ("PAID",)),
+    "untold payment": Scenario(("authorised",), ("sweep", "events"), ("PAID",)),
     "late payment": Scenario(("expired",), ("sweep", "receive", "events"), (_LATE,)),
     "one in time, one late": Scenario(("bought", "swept"), ("receive", "events"), ("PAID", _LATE)),
     "refund, unsent": Scenario(("owed, unsent",), ("refunds", "events"), (_LATE,)),
     "refund, sent": Scenario(("owed, sent",), ("refunds", "events"), (_LATE,)),
+    "given back in parts": Scenario(("paid",), ("give back", "refunds"), ("PAID",)),
     "refund, told": Scenario(("owed, sent",), ("receive", "events"), (_LATE,)),
 }
 _ENDS: Final[Mapping[State, End]] = {
@@ -89,22 +93,11 @@ class Work:
 
 async def check_out(job: Mapping[str, Any], watched: Watched) -> list[str]:
     """A victim's work: steps of checkout, one after the other."""
-    _known_as_victim()
+    known_as_victim()
     work = Work([msgspec.convert(one, Buying) for one in job["buyers"]], Path(job["acknowledged"]))
     async with till(job["dsn"], Control(job["simulator"]), migrating=False) as one:
         with watched():
             return [str(await STEPS[step](one, work)) for step in job["steps"]]
-
-
-def _known_as_victim() -> None:
-    """Have the database know this process's connections from those of whoever comes after it."""
-    made = Database.__init__
-
-    def named(self: Any, *arguments: Any, **more: Any) -> None:
-        made(self, *arguments, **more)
-        self._session = {**self._session, "application_name": _VICTIM}
-
-    cast("Any", Database).__init__ = named
 
 
 async def _reserve(one: Till, work: Work) -> None:
@@ -116,7 +109,9 @@ async def _reserve(one: Till, work: Work) -> None:
 
 async def _pay(one: Till, work: Work) -> None:
     for buyer in work.buyers:
-        paid = await one.service.payments.pay(one.tenant, buyer.order, buyer.token, payment_method=CARD)
+        paid = await one.service.payments.pay(
+            one.tenant, buyer.order, buyer.token, idempotency_key=buyer.key, payment_method=CARD
+        )
         if isinstance(paid, Paying):
             buyer.payment = paid.payment.payment_intent_id or ""
 
@@ -142,6 +137,20 @@ async def _events(one: Till, _work: Work) -> None:
         pass
 
 
+async def _give_back(one: Till, work: Work) -> None:
+    for buyer in work.buyers:
+        for part, micros, restock in PARTS:
+            answer = await one.service.refund_requests.refund(
+                one.tenant,
+                buyer.order,
+                amount_micros=micros,
+                reason="it came broken",
+                restock=restock,
+                idempotency_key=f"{buyer.key}-{part}",
+            )
+            assert isinstance(answer, RefundGiven | RefundPending), answer
+
+
 STEPS: Final[Mapping[Step, Callable[[Till, Work], Awaitable[Any]]]] = {
     "reserve": _reserve,
     "pay": _pay,
@@ -150,6 +159,7 @@ STEPS: Final[Mapping[Step, Callable[[Till, Work], Awaitable[Any]]]] = {
     "events": _events,
     "sweep": lambda one, _work: one.service.orders.sweep(),
     "refunds": lambda one, _work: one.service.refunds.sweep(),
+    "give back": _give_back,
 }
 
 
@@ -173,10 +183,17 @@ class Ground:
         if state == "nothing":
             return buyer
         await _reserve(self._till, self._work([buyer]))
+        if state == "authorised":
+            return await self._authorised(buyer)
         await _pay(self._till, self._work([buyer]))
         if state == "bought":
             return buyer
+        if state == "paid":
+            await _receive(self._till, self._work([buyer]))
+            await _events(self._till, self._work([buyer]))
+            return buyer
         await expire(self._till.dsn, buyer.order)
+        await given_up(self._till.dsn, buyer.order)
         if state == "expired":
             return buyer
         await self._till.service.orders.sweep()
@@ -184,6 +201,15 @@ class Ground:
             victim = await self.run([buyer], ("receive", "events"), _ENDS[state])
             assert victim.was_killed, self.said()
             await pass_time(self._till.dsn, _SPAN)
+        return buyer
+
+    async def _authorised(self, buyer: Buying) -> Buying:
+        paying = await self._till.service.payments.pay(
+            self._till.tenant, buyer.order, buyer.token, idempotency_key=buyer.key
+        )
+        assert isinstance(paying, Paying), paying
+        await authorise(self._till.control.url, str(paying.payment.payment_intent_id))
+        await expire(self._till.dsn, buyer.order)
         return buyer
 
     async def run(self, buyers: Sequence[Buying], steps: Sequence[Step], end: End | None) -> Victim:
@@ -202,12 +228,11 @@ class Ground:
                 first.skip()
                 # Beside it, and perhaps waiting for what it holds.
                 beside = asyncio.create_task(self._again(buyers, scenario))
-                done, _ = await asyncio.wait([beside], timeout=1.0)
+                is_done = await is_done_beside(beside, self._till.service.database)
                 first.resume()
-                if not done:
-                    # What it met half done, or waited for too long, is done again by `recover`.
-                    await asyncio.wait([beside])
-                beside.exception()
+                # What it met half done, or waited for too long, is done again by `recover`.
+                await asyncio.wait([beside])
+                first.is_overtaken = is_done and beside.exception() is None
             else:
                 first.resume()
             await asyncio.to_thread(self._victims.wait, lambda: first.is_ended)
@@ -233,6 +258,8 @@ class Ground:
         if "reserve" in scenario.steps:
             await _reserve(one, work)
             await _pay(one, work)
+        if "give back" in scenario.steps:
+            await _give_back(one, work)
         await one.service.orders.sweep()
         await one.service.payments.collect()
         # What was acknowledged is not told again: if it is not durable, it is lost.
@@ -254,6 +281,9 @@ class Ground:
             order = await self._till.service.payments.order(self._till.tenant, buyer.order)
             assert isinstance(order, OrderView), order
             ends.append(order.status)
+            if "give back" in scenario.steps:
+                given = [(one.amount_micros, one.status) for one in order.refunds]
+                assert given == [(micros, "COMPLETED") for _, micros, _ in PARTS], given
         assert tuple(ends) == scenario.ends, ends
 
     async def verify(self) -> None:
@@ -283,12 +313,7 @@ class Ground:
 
     async def _until_gone(self) -> None:
         """A killed process's statements end with its connections; the provider has what had left it."""
-        async with asyncio.timeout(30), self._till.service.database.owning() as connection:
-            while await connection.fetchval(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1",
-                _VICTIM,
-            ):
-                await asyncio.sleep(0.002)
+        await until_gone(self._till.service.database)
         for _ in range(2):
             self._till.control.call("GET", "clock")
 
@@ -302,7 +327,7 @@ class Grounds:
         """`acknowledged` is a file of the provider's."""
         self._fresh_database = fresh_database
         self._control = control
-        self._victims = victims
+        self.victims = victims
         self._acknowledged = acknowledged
         self._stack = AsyncExitStack()
         self._ground: Ground | None = None
@@ -321,7 +346,7 @@ class Grounds:
             one = await self._stack.enter_async_context(till(self._fresh_database(), self._control))
             await one.service.orders.set_stock(one.tenant, "lamp", 1_000)
             self._acknowledged.write_text("")
-            self._ground = Ground(one, self._victims, self._acknowledged)
+            self._ground = Ground(one, self.victims, self._acknowledged)
         return self._ground
 
     async def finish(self) -> None:

@@ -14,9 +14,9 @@ import msgspec
 
 from tallystick.core.payment import Paying
 from tallystick.store.order import OrderView
-from tests.faults.matrix import Victim, Victims
+from tests.faults.matrix import Victim, Victims, is_done_beside, until_gone
 from tests.faults.points import End
-from tests.faults.victims import Watched
+from tests.faults.victims import Watched, known_as_victim
 from tests.ledgers import broken
 from tests.payments import CHARGING, Checkout, age, charged, checkout
 from tests.providers.worlds import Control
@@ -25,7 +25,6 @@ PAY: Final = "tests.faults.payment_ground:pay"
 # More than a claim (15 s), and more than a leave and the longest time in flight (130 s).
 _SPAN: Final = timedelta(seconds=180)
 _MOST_ROUNDS: Final = 4
-_CLIENTS: Final = "FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
 
 # A first click; one on a charge that was sent and not recorded; one on a charge that was logged and not sent; and the
 # collector on each of the last two.
@@ -45,15 +44,24 @@ _WAYS: Final[Mapping[str, End]] = {
 
 async def pay(job: Mapping[str, Any], watched: Watched) -> str:
     """A victim's work: one click, or one run of the collector."""
+    known_as_victim()
     world = next(world for world in CHARGING if world.name == job["world"])
     async with checkout(job["dsn"], Control(job["simulator"]), world, answer_seconds=10) as shop:
         with watched():
             if job["collects"]:
                 return str(await shop.payments.collect())
             answer = await shop.payments.pay(
-                shop.tenant, job["order"], job["token"], payment_method=world.payment_method
+                shop.tenant,
+                job["order"],
+                job["token"],
+                idempotency_key=job["key"],
+                payment_method=world.payment_method,
             )
             return type(answer).__name__
+
+
+def _key(order: OrderView) -> str:
+    return f"pay-{order.id}"
 
 
 class Ground:
@@ -61,7 +69,7 @@ class Ground:
 
     def __init__(self, shop: Checkout, victims: Victims) -> None:
         self._shop = shop
-        self._victims = victims
+        self.victims = victims
         self.made = 0
 
     async def prepare(self, scenario: Scenario) -> OrderView:
@@ -71,37 +79,35 @@ class Ground:
         _, _, state = scenario.partition(", ")
         if state:
             victim = await self.run(order, _WAYS[state])
-            assert victim.was_killed, self._victims.said()
+            assert victim.was_killed, self.victims.said()
             await age(self._shop.dsn, _SPAN)
         return order
 
     async def run(self, order: OrderView, end: End | None, *, collects: bool = False) -> Victim:
         """One victim that ends there."""
-        others = await self._connected()
-        victim = self._victims.run(self._job(order, collects=collects), end)
-        await self._until_gone(others)
+        victim = self.victims.run(self._job(order, collects=collects), end)
+        await self._until_gone()
         return victim
 
     async def pause(self, order: OrderView, end: End, *, collects: bool = False) -> Victim:
         """One that is stopped there, past its claim and its leave, while another finishes; then it goes on."""
-        others = await self._connected()
         stops = msgspec.structs.replace(end, stops=True, span_seconds=_SPAN.total_seconds())
-        first = self._victims.begin(self._job(order, collects=collects), stops)
-        self._victims.wait(lambda: first.is_stopped or first.is_ended)
+        first = self.victims.begin(self._job(order, collects=collects), stops)
+        self.victims.wait(lambda: first.is_stopped or first.is_ended)
         if first.is_stopped:
             if await self._try_to_age():
                 first.skip()
                 # Beside it, and perhaps waiting for what it holds.
-                second = asyncio.create_task(self._shop.pay(order))
-                done, _ = await asyncio.wait([second], timeout=1.0)
+                second = asyncio.create_task(self._shop.pay(order, key=_key(order)))
+                is_done = await is_done_beside(second, self._shop.database)
                 first.resume()
-                if not done:
-                    await second
+                answer = await second
+                first.is_overtaken = is_done and isinstance(answer, Paying)
             else:
                 first.resume()
-            await asyncio.to_thread(self._victims.wait, lambda: first.is_ended)
-        assert first.status == 0, self._victims.said()
-        await self._until_gone(others)
+            await asyncio.to_thread(self.victims.wait, lambda: first.is_ended)
+        assert first.status == 0, self.victims.said()
+        await self._until_gone()
         return first
 
     async def recover(self, order: OrderView) -> None:
@@ -109,7 +115,10 @@ class Ground:
         for _ in range(_MOST_ROUNDS):
             await age(self._shop.dsn, _SPAN)
             await self._shop.payments.collect()
-            if isinstance(await self._shop.pay(order), Paying):
+            # Under the victim's own key, as its buyer repeats it: what was recovered is that key's answer.
+            if isinstance(await self._shop.pay(order, key=_key(order)), Paying):
+                again = await self._shop.paying(order, key=_key(order))
+                assert again.is_replayed, again
                 return
         raise AssertionError(f"not paid after {_MOST_ROUNDS} rounds: {await self._shop.log(order)}")
 
@@ -125,7 +134,7 @@ class Ground:
         assert await broken(self._shop.dsn) == {}
 
     def said(self) -> str:
-        return self._victims.said()
+        return self.victims.said()
 
     def _job(self, order: OrderView, *, collects: bool) -> dict[str, Any]:
         return {
@@ -134,6 +143,7 @@ class Ground:
             "world": self._shop.world.name,
             "order": order.id,
             "token": order.reservation_token,
+            "key": _key(order),
             "collects": collects,
         }
 
@@ -145,14 +155,8 @@ class Ground:
             return False
         return True
 
-    async def _connected(self) -> set[int]:
-        async with self._shop.database.owning() as connection:
-            return {row["pid"] for row in await connection.fetch(f"SELECT pid {_CLIENTS}")}
-
-    async def _until_gone(self, others: set[int]) -> None:
+    async def _until_gone(self) -> None:
         """A killed process's statements end with its connections; the provider has what had left it."""
-        async with asyncio.timeout(30):
-            while not await self._connected() <= others:
-                await asyncio.sleep(0.002)
+        await until_gone(self._shop.database)
         for _ in range(2):
             self._shop.control.call("GET", "clock")

@@ -12,10 +12,11 @@ from tallystick.settings import Settings
 from tallystick.web.api import build
 from tallystick.web.server import serve
 from tests.planted.bugs import BUGS
+from tests.webhooks import TRUSTED
 
 
 async def main(dsn: str) -> None:
-    async with app.running(Settings(database_url=dsn)) as service:
+    async with app.running(Settings(database_url=dsn, simulator_webhook_secret=TRUSTED)) as service:
         await serve(build(service), "127.0.0.1", 0, on_listening=lambda _host, port: print(port, flush=True))
 
 

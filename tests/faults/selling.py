@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 
 from tallystick import app
+from tallystick.core.secret import Secret
 from tallystick.flows.events import Backfill
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Settings
@@ -23,6 +24,7 @@ from tallystick.workers.crew import crew, working
 from tallystick.workers.events import Periodic
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import impatient
+from tests.webhooks import TRUSTED
 
 BUYERS = int(os.environ.get("TALLY_TEST_BUYERS", "400"))
 IS_SHORT = BUYERS < 5_000
@@ -45,12 +47,13 @@ HURRIED = replace(
     saga_wait_seconds=1.0,
     saga_look_seconds=5.0,
 )
+
 _simulated = app.simulator
 
 
-def hurried(url: str) -> Provider:
+def hurried(url: str, webhook_secret: Secret | None = None) -> Provider:
     """The simulator as a provider that is waited for a second instead of minutes."""
-    provider = _simulated(url)
+    provider = _simulated(url, webhook_secret)
     provider.facts = msgspec.structs.replace(
         provider.facts, longest_in_flight=LONGEST_IN_FLIGHT, answer_seconds=ANSWER_SECONDS
     )
@@ -62,8 +65,11 @@ def settings(dsn: str, port: int = 0) -> Settings:
     return Settings(
         database_url=dsn,
         port=port,
+        simulator_webhook_secret=TRUSTED,
         reservation_ttl_seconds=TTL_SECONDS,
         reservation_grace_seconds=GRACE_SECONDS,
+        # Who is not answered gives up at once: else nothing would be left to come late.
+        sweep_hold_seconds=0.0,
         lease_seconds=LEASE_SECONDS,
     )
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tallystick.flows.settling import Ticked
 from tallystick.settings import LIMITS
-from tests.faults.matrix import Victim, Victims
+from tests.faults.matrix import Victim, Victims, is_held_up
 from tests.faults.points import NEVER, End
 from tests.faults.victims import Watched
 from tests.ledgers import broken
@@ -135,9 +135,11 @@ class Ground:
         """One tick that is stopped there past its claim and its leave; another takes over; the first goes on."""
         others = await self._connected()
         first = self._begin_and_stop(end)
-        if await self._try_to_age() and first.is_stopped:
+        is_overdue = first.is_stopped and await self._try_to_age()
+        if is_overdue:
             first.skip()
-        await self._run_beside(first, Victim.resume)
+        is_beside_done = await self._run_beside(first, Victim.resume)
+        first.is_overtaken = is_overdue and is_beside_done
         assert first.status == 0, self._victims.said()
         await self._until_gone(others)
         return first
@@ -148,14 +150,17 @@ class Ground:
         self._victims.wait(lambda: first.is_stopped or first.is_ended)
         return first
 
-    async def _run_beside(self, first: Victim, then: Callable[[Victim], None]) -> None:
+    async def _run_beside(self, first: Victim, then: Callable[[Victim], None]) -> bool:
+        """Whether the other had finished before this was done to the first."""
         second = self._victims.begin(self.job(), NEVER)
         while not second.is_ended and not await self._is_anybody_waiting():
             self._victims.hear(0.002)
+        is_done = second.is_ended
         if not first.is_ended:
             then(first)
         self._victims.wait(lambda: first.is_ended and second.is_ended)
         assert second.status == 0, self._victims.said()
+        return is_done
 
     async def _try_to_age(self) -> bool:
         """Not past an open transaction: what it has locked cannot be made older, and nobody can take it over."""
@@ -227,8 +232,7 @@ class Ground:
 
     async def _is_anybody_waiting(self) -> bool:
         async with self._shop.database.owning() as connection:
-            waiting = await connection.fetchval(f"SELECT count(*) {_CLIENTS} AND wait_event_type = 'Lock'")
-        return bool(waiting)
+            return await is_held_up(connection)
 
     async def _until_gone(self, others: set[int]) -> None:
         """A killed process's statements end with its connections; the provider has what had left it."""
@@ -249,7 +253,7 @@ class Grounds:
         self._fresh_database = fresh_database
         self._control = control
         self._world = world
-        self._victims = victims
+        self.victims = victims
         self._stack = AsyncExitStack()
         self._ground: Ground | None = None
 
@@ -277,7 +281,7 @@ class Grounds:
                     by="recovery",
                 )
             )
-            self._ground = Ground(one, self._world, self._victims)
+            self._ground = Ground(one, self._world, self.victims)
         return self._ground
 
     async def finish(self) -> None:

@@ -1,24 +1,24 @@
 """A worker to be killed: one tick after another, until its standard input is closed.
 
-python -m tests.faults.settling DSN SIMULATOR NAME
+python -m tests.faults.settling DSN SIMULATOR DIALECT NAME
 """
 
 import asyncio
 import os
 import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
 import uvloop
 
-from tallystick import app
 from tallystick.core.settlement import Patience
-from tallystick.errors import TallystickError
+from tallystick.errors import TallystickError, Unreachable
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS
 from tests.planted.bugs import BUGS
-from tests.providers.worlds import Control, impatient
+from tests.providers.worlds import WORLDS, Control, impatient
 from tests.settlements import shop
 
 SETTLEMENTS = int(os.environ.get("TALLY_TEST_SETTLEMENTS", "1500"))
@@ -33,9 +33,9 @@ PAUSE_SECONDS = 0.2
 TICK_SECONDS = 10.0
 
 
-def hurried(url: str) -> Provider:
+def hurried(url: str, dialect: str) -> Provider:
     """The simulator as a provider that is waited for a second instead of minutes."""
-    provider = app.simulator(url)
+    provider = next(world for world in WORLDS if world.name == dialect).make(url, "", "")
     provider.facts = msgspec.structs.replace(
         provider.facts, longest_in_flight=LONGEST_IN_FLIGHT, answer_seconds=UNIT_SECONDS
     )
@@ -43,13 +43,13 @@ def hurried(url: str) -> Provider:
     return provider
 
 
-async def main(dsn: str, url: str, name: str) -> None:
+async def main(dsn: str, url: str, dialect: str, name: str) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), stopped.set)
-    provider = hurried(url)
+    provider = hurried(url, dialect)
     async with shop(
-        dsn, Control(url), providers={"simulator": provider}, patience=PATIENCE, limits=HURRIED, by=name
+        dsn, Control(url), providers={dialect: provider}, patience=PATIENCE, limits=HURRIED, by=name
     ) as one:
         while not stopped.is_set():
             try:
@@ -67,4 +67,10 @@ async def main(dsn: str, url: str, name: str) -> None:
 if __name__ == "__main__":
     if planted := os.environ.get("TALLY_TEST_PLANT"):
         BUGS[planted].plant()
-    uvloop.run(main(sys.argv[1], sys.argv[2], sys.argv[3]))
+    while True:
+        try:
+            uvloop.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4]))
+            break
+        except Unreachable:
+            # Started while the database was away: as whoever supervises it would, once more.
+            time.sleep(PAUSE_SECONDS)

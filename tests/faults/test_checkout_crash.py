@@ -8,14 +8,14 @@ sample. The counts are printed.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import servers
 from tests.faults.checkout_ground import CHECK_OUT, SCENARIOS, Grounds, Scenario
-from tests.faults.matrix import IS_FULL, Case, Victims, cases, seed
+from tests.faults.matrix import IS_FULL, Cases, Trying, Victims, cases, seed
 from tests.faults.points import SIDES, End, Point
 from tests.providers.worlds import Control
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(7_200 if IS_FULL else 300)
 # Of each scenario, when not everything is run.
 SAMPLE = 2
 PAUSED = 8
+OVERTAKEN = 4
 LATE = SCENARIOS["late payment"]
 # Some are a transaction by themselves.
 COMMITTING = ("sql COMMIT", "sql webhook.append", "sql webhook.claim")
@@ -50,34 +51,36 @@ async def discover(places: Grounds, scenario: Scenario) -> list[Point]:
     return victim.points
 
 
-async def try_all(places: Grounds, scenario: Scenario, found: Sequence[Case], *, paused: bool = False) -> list[str]:
-    """Each case on orders of its own; returns those whose point was not reached."""
-    missed = []
-    for case in found:
+async def try_all(
+    places: Grounds, scenario: Scenario, found: Cases, *, paused: bool = False, overtaken: int = 0
+) -> Trying:
+    """Each case on orders of its own."""
+    trying = Trying(found, places.victims, overtaken=overtaken)
+    for case in trying:
         ground = await places.take()
         buyers = await ground.prepare(scenario)
-        end = End(at=case.point, side=case.side)
         if paused:
-            victim = await ground.pause(buyers, scenario, end)
+            victim = await ground.pause(buyers, scenario, case.end)
         else:
-            victim = await ground.run(buyers, scenario.steps, end)
-        if not (victim.was_killed or victim.is_stopped):
-            assert victim.status == 0, ground.said()
-            missed.append(str(case))
+            victim = await ground.run(buyers, scenario.steps, case.end)
+        reached = victim.is_stopped if paused else victim.was_killed
+        assert reached or victim.status == 0, ground.said()
+        trying.tried(case, victim, reached=reached)
         try:
             await ground.recover(buyers, scenario)
             await ground.check(buyers, scenario)
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from error
     await places.finish()
-    assert len(missed) <= 1 + len(found) // 20, f"of {len(found)} these were not reached: {missed}"
-    return missed
+    trying.finish()
+    return trying
 
 
-def counted(what: str, points: int, tried: int, missed: Sequence[str], began: float) -> str:
-    reached = f"{tried - len(missed)} reached" + (f" (not: {', '.join(missed)})" if missed else "")
+def counted(what: str, points: int, trying: Trying, began: float) -> str:
+    missed = f" (not, and others instead: {', '.join(trying.missed)})" if trying.missed else ""
     return (
-        f"crash matrix, checkout, {what}: {points} points, {tried} of {2 * points} cases tried, {reached}, "
+        f"crash matrix, checkout, {what}: {points} points, {trying.reached} of {2 * points} cases reached{missed}, "
+        f"{trying.said()}, "
         f"0 doubled, 0 lost, {time.monotonic() - began:.1f} s, seed {seed()}"
     )
 
@@ -90,8 +93,8 @@ async def test_whatever_ends_a_step_charged_is_paid_and_refunded(
     async with grounds as places:
         points = await discover(places, SCENARIOS[name])
         found = cases(points, random.Random(f"{seed()}/{name}"), None if IS_FULL else SAMPLE)
-        missed = await try_all(places, SCENARIOS[name], found)
-    record_property("counted", counted(name, len(points), len(found), missed, began))
+        trying = await try_all(places, SCENARIOS[name], found)
+    record_property("counted", counted(name, len(points), trying, began))
 
 
 @pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused"])
@@ -108,9 +111,9 @@ async def test_around_every_commit_and_call_a_late_payment_may_be_left(
         assert any(point.label.startswith("http write POST") for point in around), points
         # A pause costs a second each: of those a part.
         found = cases(around, random.Random(f"{seed()}/{paused}"), PAUSED if paused and not IS_FULL else None)
-        missed = await try_all(places, LATE, found, paused=paused)
+        trying = await try_all(places, LATE, found, paused=paused, overtaken=OVERTAKEN if paused else 0)
     what = f"around commits and calls, {'paused' if paused else 'killed'}"
-    record_property("counted", counted(what, len(around), len(found), missed, began))
+    record_property("counted", counted(what, len(around), trying, began))
 
 
 async def test_two_lives_may_end_one_after_the_other(
@@ -122,14 +125,24 @@ async def test_two_lives_may_end_one_after_the_other(
     async with grounds as places:
         points = await discover(places, scenario)
         found = cases(points, chance, None if IS_FULL else SAMPLE)
-        for case in found:
-            ground = await places.take()
-            buyers = await ground.prepare(scenario)
-            await ground.run(buyers, scenario.steps, End(at=case.point, side=case.side))
-            await ground.age()
-            second = End(number=chance.randint(1, 40), side=chance.choice(SIDES))
-            await ground.run(buyers, (*scenario.steps, "refunds", "events"), second)
-            await ground.recover(buyers, scenario)
-            await ground.check(buyers, scenario)
+        trying = Trying(found, places.victims)
+        for case in trying:
+            # Wherever it is, it is hit: where it had fewer points than that, the next one is hit earlier.
+            number, side, again = chance.randint(1, 40), chance.choice(SIDES), (*scenario.steps, "refunds", "events")
+            while True:
+                ground = await places.take()
+                buyers = await ground.prepare(scenario)
+                first = await ground.run(buyers, scenario.steps, case.end)
+                await ground.age()
+                second = await ground.run(buyers, again, End(number=number, side=side))
+                await ground.recover(buyers, scenario)
+                await ground.check(buyers, scenario)
+                # Not once more on the same orders: one that got through has left nothing to do.
+                if second.was_killed:
+                    break
+                assert number > 1, "one that comes after has at least one point"
+                number //= 2
+            trying.tried(case, first, reached=first.was_killed)
         await places.finish()
-    record_property("counted", counted("killed twice", len(points), len(found), [], began))
+        trying.finish()
+    record_property("counted", counted("killed twice", len(points), trying, began))

@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 from tallystick.web.webhook import WebhookReceiver
 from tests import kafka as brokers
 from tests import servers
-from tests.conftest import REQUIRE_ALL
 from tests.eventlog.grounds import PATIENCE_SECONDS, QUICK, Ground, grounds, make_topic
 from tests.ledgers import broken
+from tests.servers import cannot_be_tested
 from tests.web.test_webhook import ask
 from tests.webhooks import body, stored
 
@@ -30,7 +30,7 @@ CALLERS = 20
 def cluster() -> Iterator[brokers.Cluster]:
     """Three brokers of its own: one will be killed."""
     for lacking in brokers.missing():
-        (pytest.fail if REQUIRE_ALL else pytest.skip)(f"{lacking.name}: {lacking.reason}")
+        cannot_be_tested(f"{lacking.name}: {lacking.reason}")
     made = brokers.Cluster(3)
     try:
         made.start()

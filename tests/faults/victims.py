@@ -17,33 +17,46 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 import msgspec
+import uvloop
 
+from tallystick.store.database import Database
 from tests.faults.points import End, Point, Points, intercept
 from tests.planted.bugs import BUGS
 
+# How the database knows a victim's connections.
+VICTIM: Final = "victim"
 # A line this long is written to a pipe in one piece, however many write.
 _ATOMIC_BYTES: Final = 4096
+
+# The plain one, and the service's.
+Loop = Literal["asyncio", "uvloop"]
+LOOPS: Final[tuple[Loop, Loop]] = ("asyncio", "uvloop")
 
 Watched = Callable[[], AbstractContextManager[None]]
 Work = Callable[[dict[str, Any], Watched], Awaitable[Any]]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One victim: what it is to do, and where it ends. Without an end it tells every point it passes."""
+    """One victim: what it is to do, on which loop, and where it ends. Without an end it tells every point it passes."""
 
     id: int
     job: dict[str, Any]
+    loop: Loop = "asyncio"
     end: End | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happened. `id` 0: the server itself is ready. `status` is what waitpid says of a victim that ended."""
+    """What happened. `id` 0: the server itself is ready. `status` is what waitpid says of a victim that ended.
+
+    `loop` is the one that a victim found itself on.
+    """
 
     id: int
     pid: int = 0
+    loop: Loop | None = None
     point: Point | None = None
     is_stopped: bool = False
     result: Any = None
@@ -98,6 +111,17 @@ def main() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def known_as_victim() -> None:
+    """Have the database know this process's connections from those of whoever comes after it."""
+    made = Database.__init__
+
+    def named(self: Any, *arguments: Any, **more: Any) -> None:
+        made(self, *arguments, **more)
+        self._session = {**self._session, "application_name": VICTIM}
+
+    cast("Any", Database).__init__ = named
+
+
 def _be_a_victim(order: Order, work: Work, points: Points, tell: Callable[[Report], None]) -> None:
     @contextmanager
     def watched() -> Iterator[None]:
@@ -106,11 +130,14 @@ def _be_a_victim(order: Order, work: Work, points: Points, tell: Callable[[Repor
         points.disarm()
 
     async def body() -> None:
+        running = type(asyncio.get_running_loop()).__module__
+        tell(Report(id=order.id, loop="uvloop" if running.startswith("uvloop") else "asyncio"))
         tell(Report(id=order.id, result=msgspec.to_builtins(await work(order.job, watched))))
 
     status = 1
     try:
-        asyncio.run(body())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if order.loop == "uvloop" else None) as runner:
+            runner.run(body())
         status = 0
     except BaseException:  # noqa: BLE001 - a fork must never return into its parent's loop
         traceback.print_exc()

@@ -86,7 +86,7 @@ class Wire:
 
     def _cut_at(self, statement: bytes) -> Cut | None:
         wanted = self.cut_next
-        hit = (wanted is Cut.AT_BEGIN and statement == b"BEGIN") or (
+        hit = (wanted is Cut.AT_BEGIN and statement.split(b";")[0] == b"BEGIN") or (
             wanted in (Cut.BEFORE_COMMIT, Cut.AFTER_COMMIT) and statement == b"COMMIT"
         )
         if not hit:

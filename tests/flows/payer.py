@@ -10,7 +10,7 @@ import os
 import sys
 
 from tallystick.core.payment import Paying, PaymentPending
-from tests.payments import age, checkout
+from tests.payments import age, checkout, new_key
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import Control
 
@@ -23,8 +23,9 @@ async def main(dsn: str, simulator: str, order: str, token: str, *, clicks: int)
         await asyncio.to_thread(sys.stdin.readline)
 
         async def click() -> Paying:
+            key = new_key()
             for _ in range(MOST_ROUNDS):
-                answer = await shop.payments.pay(shop.tenant, order, token)
+                answer = await shop.payments.pay(shop.tenant, order, token, idempotency_key=key)
                 if isinstance(answer, Paying):
                     return answer
                 assert isinstance(answer, PaymentPending), answer

@@ -264,12 +264,12 @@ async def test_a_broken_invariant_among_news_is_not_swallowed(till: Shop) -> Non
     """It stops the worker: were it taken for the event's own failure, it would end in a dead letter, and go on."""
 
     class Broken:
-        async def observe(self, _provider: str, _movement: Any) -> None:
+        async def observe(self, _provider: str, _movement: Any, **_more: Any) -> None:
             raise InvariantBroken("stop and look")
 
     await append(till, 1, 2)
     with pytest.raises(InvariantBroken):
-        await processing(till, SettlementNews(Broken())).run_once()  # type: ignore[arg-type]
+        await processing(till, SettlementNews(Broken(), till.sender.witness)).run_once()  # type: ignore[arg-type]
     assert (await row(till))["status"] == "IN_PROCESSING"
 
 
@@ -307,7 +307,7 @@ async def test_late_news_of_a_payout_reaches_its_settlement(till: Shop) -> None:
     await till.tick()
     paid = await till.read(made.id)
     assert paid.status == "transferred"
-    news = Events(till.database, {"transfer": SettlementNews(till.reviews)}, lease=LEASE, by="one")
+    news = Events(till.database, {"transfer": SettlementNews(till.reviews, till.sender.witness)}, lease=LEASE, by="one")
     await append(till, 1, **_reversed(paid, paid.amount_micros // 10_000))
     assert await news.run_once() == Processed(claimed=1, ok=1)
     assert (await till.read(made.id)).status == "disputed"

@@ -23,7 +23,7 @@ from tallystick.core.order import OrderReserved, order_id
 from tallystick.core.order_status import OrderStatus
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Paying, PaymentPending
-from tallystick.errors import Busy, Unreachable
+from tallystick.errors import Busy, ShareUsed, Unreachable
 from tallystick.flows import order_status as flow
 from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import order_status as store
@@ -35,9 +35,10 @@ from tests.faults.wire import wire
 from tests.ledgers import broken, fetchval
 from tests.orders import A_MOMENT, emptied, expired, receive
 from tests.orders import execute as run
-from tests.payments import age
+from tests.payments import age, new_key
 from tests.providers.worlds import Control, impatient
 from tests.settlements import superuser
+from tests.webhooks import TRUSTED
 
 # Longer than any test runs: what is woken within it is woken by nothing else.
 NEVER = 3_600.0
@@ -82,7 +83,9 @@ class Node:
         assert isinstance(found, OrderView), found
 
     async def pay(self, order: OrderView, method: str | None = None) -> Any:
-        return await self.service.payments.pay(self.tenant, order.id, order.reservation_token, payment_method=method)
+        return await self.service.payments.pay(
+            self.tenant, order.id, order.reservation_token, idempotency_key=new_key(), payment_method=method
+        )
 
     async def waits(self, order: OrderView, **more: Any) -> "asyncio.Task[OrderStatus]":
         """Somebody who waits, and has read how the order stands."""
@@ -115,7 +118,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def node(
     dsn: str, limits: Limits = LIMITS, *, tenant: str = "default", simulator_url: str | None = None, **settings: Any
 ) -> AsyncIterator[Node]:
-    chosen = Settings(database_url=dsn, **settings)
+    chosen = Settings(database_url=dsn, simulator_webhook_secret=TRUSTED, **settings)
     async with app.running(chosen, limits=limits, simulator_url=simulator_url) as service:
         yield Node(service, await ensure_tenant(service.database, tenant))
 
@@ -193,7 +196,7 @@ async def test_every_step_of_a_payment_wakes_who_waits(dsn: str, control: Contro
         following = asyncio.create_task(follow("FAILED"))
         assert isinstance(await there.pay(order, "pm_card_chargeDeclined"), Rejected)
         await asyncio.wait_for(following, WOKEN_SECONDS)
-        following = asyncio.create_task(follow("COMPLETED"))
+        following = asyncio.create_task(follow("AWAITING_CUSTOMER"))
         paid = await there.pay(order)
         assert isinstance(paid, Paying)
         await asyncio.wait_for(following, WOKEN_SECONDS)
@@ -217,7 +220,7 @@ async def test_what_a_collector_finishes_wakes_who_waits(dsn: str, control: Cont
         await there.service.payments.collect()
         found = await asyncio.wait_for(waiting, WOKEN_SECONDS)
         assert found.payment is not None
-        assert found.payment.status == "COMPLETED"
+        assert found.payment.status == "AWAITING_CUSTOMER"
 
 
 async def test_a_process_wakes_its_own_callers_without_the_database(dsn: str) -> None:
@@ -409,6 +412,23 @@ async def test_too_many_who_wait_are_refused_and_nobody_else(dsn: str) -> None:
         assert (await here.status(order, WAIT)).status == "CANCELLED"
 
 
+async def test_one_tenant_cannot_take_all_the_waiting_there_is(dsn: str) -> None:
+    async with node(dsn, replace(BY_NEWS, status_waiters=4, status_waiters_per_tenant=2)) as here:
+        order = await here.order()
+        waiting = [await here.waits(order) for _ in range(2)]
+        with pytest.raises(ShareUsed):
+            await here.status(order, WAIT)
+        other = Node(here.service, await ensure_tenant(here.service.database, "other"))
+        others = await other.order()
+        waiting.append(await other.waits(others))
+        await here.cancel(order)
+        await other.cancel(others)
+        await asyncio.gather(*waiting)
+        # What was waited for is given back.
+        assert (await here.status(order, WAIT)).status == "CANCELLED"
+        assert not any(here.statuses._waiting_of.values())
+
+
 async def test_who_hangs_up_is_forgotten_at_once(dsn: str) -> None:
     async with node(dsn, BY_NEWS) as here:
         order = await here.order()
@@ -487,7 +507,7 @@ async def test_a_failure_is_never_answered_from_memory(dsn: str, control: Contro
         # Committed, and perhaps not announced yet: even so.
         found = await here.status(order)
         assert found.payment is not None
-        assert found.payment.status == "COMPLETED"
+        assert found.payment.status == "AWAITING_CUSTOMER"
 
 
 async def test_what_was_read_before_the_announcement_is_not_kept_after_it(

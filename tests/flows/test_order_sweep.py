@@ -250,7 +250,7 @@ async def test_a_sweep_ends_though_more_becomes_overdue_while_it_runs(dsn: str) 
         for number in range(3):
             await shop.made(f"k{number}")
         await expired(dsn)
-        sweep = orders_store.Sweep(shop.database, grace=NONE)
+        sweep = orders_store.Sweep(shop.database, grace=NONE, watermark=None)
         assert (await sweep.chunk(2)).cancelled == 2
         for number in range(3):
             await shop.made(f"late{number}")

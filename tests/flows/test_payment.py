@@ -14,10 +14,11 @@ import pytest
 from tallystick.core.payment import Paying, PaymentPending
 from tallystick.core.provider import Answer, Charge, Sending
 from tallystick.engine.port import Lost
-from tallystick.errors import Busy
+from tallystick.errors import Busy, ShareUsed
 from tallystick.settings import LIMITS
 from tallystick.store.migrate import migrate
 from tallystick.store.payment import Click, ClickWork, RecordWork, Result
+from tallystick.store.tenant import ensure_tenant
 from tests import servers, simulators
 from tests.ledgers import broken, fetchval
 from tests.orders import A_MOMENT, expired, receive
@@ -107,9 +108,9 @@ async def test_the_client_secret_is_the_same_again_and_stored_nowhere(shop: Chec
     assert "client_secret" not in stored or "(hidden)" in stored
 
 
-async def test_fifty_clicks_in_one_process_are_one_flight(shop: Checkout, control: Control) -> None:
+async def test_fifty_clicks_under_one_key_in_one_process_are_one_flight(shop: Checkout, control: Control) -> None:
     order = await shop.order()
-    answers = await asyncio.gather(*(shop.pay(order) for _ in range(50)))
+    answers = await asyncio.gather(*(shop.pay(order, key="k") for _ in range(50)))
     assert len({msgspec.json.encode(answer.payment) for answer in answers if isinstance(answer, Paying)}) == 1
     assert all(isinstance(answer, Paying) for answer in answers)
     assert len(charged(control)) == 1
@@ -446,14 +447,31 @@ async def test_more_flights_than_can_be_held_are_told_to_come_back(dsn: str, con
     control.plan("stripe.charge:slow_after(1)")
     async with checkout(dsn, control, limits=replace(LIMITS, payment_flights=1), answer_seconds=10) as shop:
         one, two = await shop.order("k1"), await shop.order("k2")
-        first = asyncio.create_task(shop.pay(one))
+        first = asyncio.create_task(shop.pay(one, key="k"))
         while not await shop.answers():
             await asyncio.sleep(0.005)
         with pytest.raises(Busy):
             await shop.pay(two)
-        # A click on the order that is in flight needs no flight of its own.
-        assert isinstance(await shop.pay(one), Paying)
+        # A click under the key that is in flight needs no flight of its own.
+        assert isinstance(await shop.pay(one, key="k"), Paying)
         assert isinstance(await first, Paying)
+        assert isinstance(await shop.pay(two), Paying)
+
+
+async def test_one_tenant_cannot_take_all_the_flights_there_are(dsn: str, control: Control) -> None:
+    control.plan("stripe.charge:slow_after(1)")
+    limits = replace(LIMITS, payment_flights=10, payment_flights_per_tenant=1)
+    async with checkout(dsn, control, limits=limits, answer_seconds=10) as shop:
+        one, two = await shop.order("k1"), await shop.order("k2")
+        first = asyncio.create_task(shop.pay(one))
+        while not await shop.answers():
+            await asyncio.sleep(0.005)
+        with pytest.raises(ShareUsed):
+            await shop.pay(two)
+        other = replace(shop, tenant=await ensure_tenant(shop.database, "other"))
+        assert isinstance(await other.pay(await other.order("k1")), Paying)
+        assert isinstance(await first, Paying)
+        # Its flight is over: there is room for the next.
         assert isinstance(await shop.pay(two), Paying)
 
 

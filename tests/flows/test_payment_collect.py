@@ -184,13 +184,13 @@ async def test_past_the_horizon_a_person_is_called_and_nothing_is_sent(shop: Che
 
 async def test_a_restored_database_sends_nothing(shop: Checkout, dsn: str, control: Control) -> None:
     order = await shop.order()
-    await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline + 1")
+    await execute(superuser(dsn), "UPDATE tally.whereabouts SET database = 0")
     try:
         assert await shop.refused(order) == "database_restored"
         with pytest.raises(RestoredDatabase):
             await shop.payments.collect()
     finally:
-        await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline - 1")
+        await execute(superuser(dsn), "UPDATE tally.whereabouts SET database = (SELECT database FROM tally.here())")
     assert charged(control) == []
     assert await fetchval(dsn, "SELECT count(*) FROM tally.payment_idempotency_log") == 0
 
@@ -198,7 +198,7 @@ async def test_a_restored_database_sends_nothing(shop: Checkout, dsn: str, contr
 async def end(dsn: str, how: str) -> None:
     """End every order, or let its time run out."""
     statement = (
-        "UPDATE tally.orders SET expires_at = clock_timestamp(), created_at = created_at - interval '1 hour'"
+        "UPDATE tally.orders SET expires_at = clock_timestamp(), created_at = created_at - interval '30 minutes'"
         if how == "expired"
         else f"UPDATE tally.orders SET status = '{how}', changed_at = clock_timestamp()"
     )

@@ -1,5 +1,6 @@
 """A restored backup: what it shows as unsent may have been paid. Nothing is sent before the provider was asked."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,17 +13,23 @@ import msgspec
 import pytest
 
 from tallystick import app
+from tallystick.core.author import acting
+from tallystick.core.authority import Ceiling, Policy
 from tallystick.core.keys import settlement_key
-from tallystick.core.provider import Done, Sending, Transfer
+from tallystick.core.provider import Answer, Done, Sending, Transfer
 from tallystick.errors import ProviderUnreachable, RestoredDatabase
-from tallystick.flows.recovery import Recovered, recover
+from tallystick.flows.recovery import Recovered
 from tallystick.providers.port import Provider
 from tallystick.providers.simulator.process import start
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS
+from tallystick.store import authority
+from tallystick.store.settlement import SettlementView
+from tallystick.store.settlement_review import Reviewed
 from tests import servers
 from tests.ledgers import broken
 from tests.providers.worlds import WORLDS, Control
+from tests.recoveries import AT_ONCE, recovering
 from tests.settlements import A_DAY, A_WHILE, Shop, pass_time, shop, superuser
 
 QUICK = msgspec.structs.replace
@@ -35,7 +42,7 @@ async def quick(control: Control, name: str = "simulator") -> AsyncIterator[Mapp
         provider = app.simulator(control.url)
     else:
         provider = next(world for world in WORLDS if world.name == name).make(control.url, "", "")
-    provider.facts = QUICK(provider.facts, longest_in_flight=timedelta(0))
+    provider.facts = QUICK(provider.facts, longest_in_flight=timedelta(0), list_lag=timedelta(0))
     try:
         yield {name: provider}
     finally:
@@ -60,9 +67,7 @@ def _database(dsn: str) -> str:
 
 
 async def recovered(till: Shop, *without: str) -> Recovered:
-    # The leave of the lost life's senders is over, too.
-    limits = replace(LIMITS, send_seconds=0.0)
-    return await recover(till.database, till.providers, till.settler, by="tests", limits=limits, without=without)
+    return await recovering(till.database, till.providers, settler=till.settler, limits=AT_ONCE, without=without)
 
 
 @pytest.fixture
@@ -88,13 +93,12 @@ async def test_a_backup_taken_before_the_sends_pays_nobody_twice(dsn: str, contr
             await before.tick(most=10)
         # The first five were paid before the backup, ten after it, five never.
         async with shop(backup, control, providers=providers) as restored:
-            with pytest.raises(RestoredDatabase, match="tally recover"):
-                await restored.tick()
             await restored.pass_time(A_DAY * 2)
             found = await recovered(restored)
             assert (found.marked, found.transferred, found.cleared, found.disputed) == (15, 10, 5, 0)
             assert found.is_confirmed
             assert len((await restored.halves()).open) == 5, "recovery itself sends nothing"
+            await restored.pass_time(A_WHILE)
             ticked = await restored.tick()
             assert (ticked.sent, ticked.transferred) == (5, 5)
             halves = await restored.halves()
@@ -139,8 +143,8 @@ async def test_while_the_provider_cannot_be_asked_nothing_is_sent(dsn: str, cont
             assert (await restored.tick()).transferred == 3
 
 
-async def test_where_absence_is_no_proof_a_person_decides(dsn: str, punctual: Control) -> None:
-    """Wise has no lookup by our reference: a list of a span of time does not prove that nothing was made."""
+async def test_where_there_is_no_exact_look_up_a_complete_list_is_read(dsn: str, punctual: Control) -> None:
+    """Wise has no lookup by our reference: all that was made since is listed, once nothing can be on its way."""
     world = next(world for world in WORLDS if world.name == "wise")
     fields = {"provider": "wise", "destination": world.destination, "currency": world.currency}
     async with quick(punctual, "wise") as providers:
@@ -152,10 +156,12 @@ async def test_where_absence_is_no_proof_a_person_decides(dsn: str, punctual: Co
             await before.tick(most=1)
         async with shop(backup, punctual, providers=providers) as restored:
             found = await recovered(restored)
-            assert (found.transferred, found.disputed, found.cleared) == (1, 1, 0)
+            assert (found.transferred, found.disputed, found.cleared) == (1, 0, 1)
             assert found.is_confirmed
-            assert (await restored.tick()).sent == 0
-            assert (await restored.halves()).is_equal
+            assert (await restored.tick()).sent == 1
+            halves = await restored.halves()
+            assert halves.is_equal
+            assert halves.statuses == {"transferred": 2}
 
 
 async def test_a_payout_that_was_lost_with_its_row_is_not_sent_again_when_it_is_created_again(
@@ -232,15 +238,43 @@ async def test_a_key_that_is_not_its_content_s_is_never_asked_with(dsn: str, con
 async def test_it_waits_until_nothing_can_be_on_its_way(dsn: str, control: Control) -> None:
     async with shop(dsn, control) as till:
         await till.create("a")
-        found = await recover(till.database, till.providers, till.settler, by="tests", wait=False)
+        found = await recovering(till.database, till.providers, settler=till.settler, wait=False)
         assert not found.is_confirmed
         in_flight = till.providers["simulator"].facts.longest_in_flight.total_seconds()
         assert in_flight < found.wait_seconds <= in_flight + LIMITS.send_seconds
         assert found.looked_up == 0
         await till.pass_time(A_WHILE)
-        found = await recover(till.database, till.providers, till.settler, by="tests", wait=False)
+        found = await recovering(till.database, till.providers, settler=till.settler, wait=False)
         assert (found.cleared, found.is_confirmed) == (1, True)
         assert (await till.tick()).transferred == 1
+
+
+async def test_it_waits_for_what_was_lost_with_its_row_too(dsn: str, control: Control) -> None:
+    """Nothing here is unfinished. What the lost life sent last may be on its way all the same, and is in no list."""
+    async with shop(dsn, control) as till:
+        await till.create("a")
+        await till.tick()
+        found = await recovering(till.database, till.providers, settler=till.settler, wait=False)
+        assert (found.is_confirmed, found.undecided) == (False, 0)
+        in_flight = till.providers["simulator"].facts.longest_in_flight.total_seconds()
+        assert in_flight < found.wait_seconds <= in_flight + LIMITS.send_seconds
+        with pytest.raises(RestoredDatabase):
+            await till.tick()
+        # Who runs it again goes on with the wait that began.
+        again = await recovering(till.database, till.providers, settler=till.settler, wait=False)
+        assert (again.is_confirmed, again.wait_seconds < found.wait_seconds) == (False, True)
+        await till.pass_time(A_WHILE)
+        assert (await recovering(till.database, till.providers, settler=till.settler, wait=False)).is_confirmed
+        await till.tick()
+
+
+async def test_a_finished_recovery_is_over(dsn: str, control: Control) -> None:
+    """Something was sent since: the next run has a wait of its own."""
+    async with shop(dsn, control) as till:
+        await till.create("a")
+        assert (await recovered(till)).is_confirmed
+        await till.tick()
+        assert not (await recovering(till.database, till.providers, settler=till.settler, wait=False)).is_confirmed
 
 
 async def test_payouts_of_a_provider_that_is_away_are_asked_about_when_it_returns(dsn: str, control: Control) -> None:
@@ -364,20 +398,7 @@ async def test_a_generation_that_was_lost_with_the_backup_is_seen_by_its_movemen
             view = await before.create("a")
             await before.tick()
         backup = await back_up(dsn, _database(dsn) + "_backup")
-        later = settlement_key(
-            tenant="default",
-            currency=view.currency,
-            provider=view.provider,
-            attribution_id=view.attribution_id,
-            squad_id=view.squad_id,
-            net_micros=view.net_micros,
-            generation=1,
-        )
-        now = datetime.now(UTC)
-        paid = await providers["simulator"].transfer(
-            Transfer(key=later, destination=view.destination, amount_micros=view.amount_micros, currency=view.currency),
-            Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10),
-        )
+        paid = await _pay_next_generation(providers["simulator"], view)
         assert isinstance(paid, Done)
         async with shop(backup, punctual, providers=providers) as restored:
             await pass_time(backup, A_WHILE)
@@ -385,3 +406,65 @@ async def test_a_generation_that_was_lost_with_the_backup_is_seen_by_its_movemen
             after = await restored.read(view.id)
             assert (after.status, after.reason) == ("disputed", "later_generation_moved")
             assert (await restored.tick()).sent == 0
+
+
+async def test_a_payout_that_is_held_in_the_backup_is_asked_about_once_it_is_approved(
+    dsn: str, punctual: Control
+) -> None:
+    """The lost life had it approved, and paid its next generation: under the key stored here nothing is known."""
+    async with quick(punctual) as providers:
+        async with shop(dsn, punctual, providers=providers) as before:
+            bound = Policy(ceilings=(Ceiling(currency="EUR", second_person_micros=0),))
+            assert await authority.put(before.database, before.tenant, bound, by="test") is None
+            with acting("ann"):
+                view = await before.create("a")
+            assert view.status == "held"
+        backup = await back_up(dsn, _database(dsn) + "_backup")
+        paid = await _pay_next_generation(providers["simulator"], view)
+        assert isinstance(paid, Done)
+        async with shop(backup, punctual, providers=providers) as restored:
+            await pass_time(backup, A_WHILE)
+            assert (await recovered(restored)).is_confirmed
+            assert view.approval is not None
+            agreed = await restored.reviews.decide(
+                restored.tenant, view.approval, decision="approve", reason="yes", by="bob", idempotency_key="yes"
+            )
+            assert isinstance(agreed, Reviewed), agreed
+            assert (await restored.read(view.id)).status == "pending"
+            assert (await restored.tick()).sent == 0
+            assert (await restored.read(view.id)).status == "disputed"
+
+
+async def _pay_next_generation(provider: Provider, view: SettlementView) -> Answer:
+    later = settlement_key(
+        tenant="default",
+        currency=view.currency,
+        provider=view.provider,
+        attribution_id=view.attribution_id,
+        squad_id=view.squad_id,
+        net_micros=view.net_micros,
+        generation=1,
+    )
+    now = datetime.now(UTC)
+    return await provider.transfer(
+        Transfer(key=later, destination=view.destination, amount_micros=view.amount_micros, currency=view.currency),
+        Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10),
+    )
+
+
+async def test_whoever_waits_for_it_is_told_how_long_it_still_takes(dsn: str, control: Control) -> None:
+    """A wait of minutes without a word looks like a standstill, and nothing is sent meanwhile."""
+    async with shop(dsn, control) as till:
+        await till.create("one")
+        told: list[str] = []
+        limits = replace(LIMITS, recovery_told_seconds=0.1)
+        running = asyncio.create_task(
+            recovering(till.database, till.providers, settler=till.settler, limits=limits, wait=True, tell=told.append)
+        )
+        async with asyncio.timeout(10):
+            while not (left := [line for line in told if line.endswith("s left")][1:]):
+                await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert told[0].startswith("Nothing is sent from this database")
+        assert 60 < int(left[0].split()[0]) < 200

@@ -15,7 +15,7 @@ from tallystick.flows.events import Processed
 from tallystick.store import backorder, checkout_policy, payment_break, webhook
 from tallystick.store.migrate import migrate
 from tests import servers
-from tests.ledgers import broken
+from tests.ledgers import broken, fetchval
 from tests.payments import CHARGING, age, charged
 from tests.providers.worlds import Control, send
 from tests.sagas import LEASE, Desk, desk
@@ -218,6 +218,7 @@ async def test_events_in_any_order_end_the_same(
     made: Any = await send(
         till.shop.provider,
         Refund(key=key, payment_id=payment, amount_micros=PRICE, currency="EUR", reason="late"),
+        f"{await fetchval(till.dsn, 'SELECT tally.installation_id()')}/order/{order.id}",
     )
     for name in order_of_events:
         if name == "refund":
@@ -308,10 +309,10 @@ async def test_a_refund_that_is_refused_is_a_persons(till: Desk, control: Contro
 @pytest.mark.parametrize("decision", ["refund", "keep"])
 async def test_a_person_decides_about_another_amount(till: Desk, decision: Any) -> None:
     await checkout_policy.put(till.shop.database, till.shop.tenant, Policy(other_amount="review"), by="test")
-    order, payment = await till.bought()
+    order, payment = await till.bought_for(PRICE - 10_000)
     await till.tell(payment, micros=PRICE - 10_000)
     await till.run()
-    stands = await till.refunds.decide(till.shop.tenant, order.id, payment, decision)
+    stands = await till.decided(order, payment, decision)
     assert stands == ("REFUND" if decision == "refund" else "KEPT")
     assert await till.refund_statuses(order) == (["COMPLETED"] if decision == "refund" else [])
     balances = await till.balances()
@@ -411,7 +412,7 @@ async def test_what_somebody_gave_back_by_hand_is_confirmed_by_its_id(till: Desk
     assert await till.refund_statuses(order) == ["FAILED"]
 
     async def confirm(refund_id: str) -> Any:
-        return await till.refunds.decide(till.shop.tenant, order.id, payment, "confirm", refund_id=refund_id)
+        return await till.decided(order, payment, "confirm", refund_id=refund_id)
 
     for wrong in ("re_unheard_of", "", "re_\x00"):
         assert (await confirm(wrong)).code == "refund_not_confirmed"
@@ -431,9 +432,9 @@ async def test_one_refund_does_not_give_two_payments_back(till: Desk) -> None:
     await till.tell(second, "evt_2")
     await till.run()
     assert await till.refund_statuses(two) == ["COMPLETED"]
-    other: Any = await till.refunds.decide(till.shop.tenant, two.id, second, "confirm", refund_id=given)
+    other = await till.decided(two, second, "confirm", refund_id=given)
     assert other.code == "refund_not_confirmed"
-    assert await till.refunds.decide(till.shop.tenant, one.id, first, "confirm", refund_id=given) == "REFUND"
+    assert await till.decided(one, first, "confirm", refund_id=given) == "REFUND"
     assert len(till.given_back()) == 2
     assert await broken(till.dsn) == {}
 
@@ -451,7 +452,7 @@ async def test_what_nobody_can_tell_is_confirmed_and_never_sent_again(patient_ti
     (refund,) = await till.refunds_of(order)
     assert (refund.view.status, refund.view.reason) == ("PENDING", "past_the_horizon")
     given = await by_hand(till, payment)
-    stands = await till.refunds.decide(till.shop.tenant, order.id, payment, "confirm", refund_id=given)
+    stands = await till.decided(order, payment, "confirm", refund_id=given)
     assert stands == "REFUND"
     assert await till.refund_statuses(order) == ["COMPLETED"]
     await age(till.dsn)

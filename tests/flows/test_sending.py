@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -26,6 +27,7 @@ from tests.ledgers import Ledger, broken, fetchval, ledger
 from tests.providers.test_http import Handler, Server, peer
 
 API_KEY = "sk_live_never_to_be_stored"
+NOW = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ async def test_what_is_sent_is_committed_before_its_first_byte_leaves(dsn: str) 
         writer.write(moved())
 
     async with sending(dsn, look) as (sender, _server, books):
-        sent = await sender.send(books.tenant, "stripe", transfer())
+        sent = await sender.send(books.tenant, "stripe", transfer(), since=NOW)
     assert isinstance(sent, Sent)
     assert isinstance(sent.answer, Done)
     assert [tuple(row) for row in seen if row is not None] == [(True, 1, True, None)]
@@ -97,7 +99,7 @@ async def test_what_is_sent_is_committed_before_its_first_byte_leaves(dsn: str) 
 
 async def test_the_answer_is_kept_with_its_evidence(dsn: str) -> None:
     async with sending(dsn, moved()) as (sender, _server, books):
-        sent = await sender.send(books.tenant, "stripe", transfer())
+        sent = await sender.send(books.tenant, "stripe", transfer(), since=NOW)
         assert isinstance(sent, Sent)
         assert (sent.attempt, sent.is_recorded) == (1, True)
         (view,) = await intents.read(books.database, books.tenant, transfer().key)
@@ -112,9 +114,9 @@ async def test_explain_tells_every_attempt_with_the_providers_request_id(dsn: st
     down = b"HTTP/1.1 503 X\r\nrequest-id: req_down\r\ncontent-length: 0\r\n\r\n"
     async with sending(dsn, down, moved()) as (sender, _server, books):
         for _ in range(2):
-            await sender.send(books.tenant, "stripe", transfer())
-        (found,) = await explain(books.database, books.tenant, transfer().key.hex())
-        assert await explain(books.database, books.tenant, "ab" * 32) == []
+            await sender.send(books.tenant, "stripe", transfer(), since=NOW)
+        (found,) = (await explain(books.database, books.tenant, transfer().key.hex())).found
+        assert (await explain(books.database, books.tenant, "ab" * 32)).found == ()
     assert found.summary == "transfer of 5.00 USD at stripe (live), 2 attempts, last answer done"
     told = "\n".join(step.what for step in found.timeline)
     for part in ("req_down", "req_1", "answered: unknown", "answered: done tr_1", '"destination":"acct_1"'):
@@ -128,7 +130,7 @@ async def test_without_a_database_nothing_is_sent(dsn: str) -> None:
     async with wire(dsn) as (cable, address), sending(address, moved(), limits=limits) as (sender, server, books):
         cable.is_frozen = True
         with pytest.raises(TallystickError):
-            await sender.send(books.tenant, "stripe", transfer())
+            await sender.send(books.tenant, "stripe", transfer(), since=NOW)
         assert server.heard == []
         cable.is_frozen = False
 
@@ -141,12 +143,12 @@ async def test_while_one_may_be_writing_nobody_else_writes(dsn: str) -> None:
         await stuck.wait()
 
     async with sending(dsn, silent, moved()) as (sender, server, books):
-        first = asyncio.create_task(sender.send(books.tenant, "stripe", transfer()))
+        first = asyncio.create_task(sender.send(books.tenant, "stripe", transfer(), since=NOW))
         while not server.heard:
             await asyncio.sleep(0.001)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert isinstance(await sender.send(books.tenant, "stripe", transfer()), StillSending)
+        assert isinstance(await sender.send(books.tenant, "stripe", transfer(), since=NOW), StillSending)
         assert len(server.heard) == 1
         stuck.set()
 
@@ -159,12 +161,12 @@ async def test_after_the_leave_the_successor_sends_under_the_same_key(dsn: str) 
         await stuck.wait()
 
     async with sending(dsn, silent, moved(), limits=limits) as (sender, server, books):
-        first = asyncio.create_task(sender.send(books.tenant, "stripe", transfer()))
+        first = asyncio.create_task(sender.send(books.tenant, "stripe", transfer(), since=NOW))
         while not server.heard:
             await asyncio.sleep(0.001)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        while isinstance(second := await sender.send(books.tenant, "stripe", transfer()), StillSending):
+        while isinstance(second := await sender.send(books.tenant, "stripe", transfer(), since=NOW), StillSending):
             await asyncio.sleep(0.01)
         assert isinstance(second, Sent)
         assert isinstance(second.answer, Done)
@@ -178,16 +180,16 @@ async def test_after_the_leave_the_successor_sends_under_the_same_key(dsn: str) 
 
 async def test_one_key_for_two_instructions_is_a_bug_and_sends_nothing(dsn: str) -> None:
     async with sending(dsn, moved()) as (sender, server, books):
-        await sender.send(books.tenant, "stripe", transfer())
+        await sender.send(books.tenant, "stripe", transfer(), since=NOW)
         with pytest.raises(InvariantBroken, match="one key for two instructions"):
-            await sender.send(books.tenant, "stripe", transfer(cents=600))
+            await sender.send(books.tenant, "stripe", transfer(cents=600), since=NOW)
         assert len(server.heard) == 1
 
 
 async def test_what_cannot_be_worded_is_neither_sent_nor_stored(dsn: str) -> None:
     async with sending(dsn) as (sender, server, books):
         odd = msgspec.structs.replace(transfer(), amount_micros=1)
-        answer = await sender.send(books.tenant, "stripe", odd)
+        answer = await sender.send(books.tenant, "stripe", odd, since=NOW)
         assert isinstance(answer, Refused)
         assert answer.code == "amount_not_representable"
         assert server.heard == []
@@ -197,7 +199,7 @@ async def test_what_cannot_be_worded_is_neither_sent_nor_stored(dsn: str) -> Non
 async def test_a_provider_that_is_not_configured_gets_nothing(dsn: str) -> None:
     async with sending(dsn) as (sender, server, books):
         with pytest.raises(Misconfigured, match="wise"):
-            await sender.send(books.tenant, "wise", transfer())
+            await sender.send(books.tenant, "wise", transfer(), since=NOW)
         assert server.heard == []
     assert await fetchval(dsn, "SELECT count(*) FROM tally.intent") == 0
 
@@ -208,7 +210,7 @@ async def test_two_hundred_at_once_are_each_sent_once_in_few_transactions(dsn: s
 
     async with sending(dsn, *[answer] * 200) as (sender, server, books):
         sents = await asyncio.gather(
-            *(sender.send(books.tenant, "stripe", transfer(number)) for number in range(1, 201))
+            *(sender.send(books.tenant, "stripe", transfer(number), since=NOW) for number in range(1, 201))
         )
         assert all(isinstance(sent, Sent) for sent in sents)
         assert len(server.heard) == 200
@@ -222,7 +224,7 @@ async def test_an_adapter_that_breaks_is_an_unknown_outcome(dsn: str, monkeypatc
 
     async with sending(dsn) as (sender, _server, books):
         monkeypatch.setattr(sender._providers["stripe"], "transfer", breaks)
-        sent = await sender.send(books.tenant, "stripe", transfer())
+        sent = await sender.send(books.tenant, "stripe", transfer(), since=NOW)
         assert isinstance(sent, Sent)
         assert isinstance(sent.answer, Unknown)
     assert await fetchval(dsn, "SELECT answer FROM tally.attempt") == "unknown"
@@ -238,7 +240,7 @@ async def test_a_log_of_a_broken_adapter_shows_no_credentials(
 
     async with sending(dsn) as (sender, _server, books):
         monkeypatch.setattr(Http, "send", breaks)
-        sent = await sender.send(books.tenant, "stripe", transfer())
+        sent = await sender.send(books.tenant, "stripe", transfer(), since=NOW)
         assert isinstance(sent, Sent)
         assert isinstance(sent.answer, Unknown)
     said = capfd.readouterr()
@@ -248,8 +250,8 @@ async def test_a_log_of_a_broken_adapter_shows_no_credentials(
 
 async def test_what_is_done_is_not_sent_again(dsn: str) -> None:
     async with sending(dsn, moved()) as (sender, server, books):
-        await sender.send(books.tenant, "stripe", transfer())
-        assert await sender.send(books.tenant, "stripe", transfer()) == AlreadyDone("tr_1")
+        await sender.send(books.tenant, "stripe", transfer(), since=NOW)
+        assert await sender.send(books.tenant, "stripe", transfer(), since=NOW) == AlreadyDone("tr_1")
         assert len(server.heard) == 1
 
 
@@ -257,7 +259,7 @@ async def test_breakers_are_told_to_the_others_and_taken_back(dsn: str) -> None:
     down = b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n"
     async with sending(dsn, *[down] * 5) as (sender, _server, books):
         for number in range(1, 7):
-            sent = await sender.send(books.tenant, "stripe", transfer(number))
+            sent = await sender.send(books.tenant, "stripe", transfer(number), since=NOW)
         assert isinstance(sent, Sent)
         assert isinstance(sent.answer, Busy)
         assert sender.answers == {("stripe", "unknown"): 5, ("stripe", "busy"): 1}
@@ -278,7 +280,7 @@ async def test_the_answer_is_heard_whatever_fails_after_it(dsn: str, monkeypatch
     monkeypatch.setattr(intents, "breaker_changed", breaks)
     async with sending(dsn, *[b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n"] * 5) as (sender, _server, books):
         for number in range(1, 6):
-            sent = await sender.send(books.tenant, "stripe", transfer(number))
+            sent = await sender.send(books.tenant, "stripe", transfer(number), since=NOW)
             assert isinstance(sent, Sent)
             assert isinstance(sent.answer, Unknown)
 
@@ -289,7 +291,7 @@ async def test_no_secret_reaches_the_database(dsn: str) -> None:
     leaking = b"HTTP/1.1 402 X\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     async with sending(dsn, moved(), leaking) as (sender, _server, books):
         for number in (1, 2):
-            await sender.send(books.tenant, "stripe", transfer(number))
+            await sender.send(books.tenant, "stripe", transfer(number), since=NOW)
     connection = await asyncpg.connect(dsn)
     tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'tally'")
     stored = ""

@@ -9,12 +9,16 @@ import pytest
 import pytest_asyncio
 
 from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Movement
+from tallystick.core.provider import Event, Movement
+from tallystick.core.settlement import ALARMS
+from tallystick.flows.events import Events, SettlementNews
+from tallystick.store import payment_break, webhook
 from tallystick.store.settlement import SettlementView
 from tallystick.store.settlement_review import Reviewed, ReviewView
 from tests import servers
 from tests.ledgers import broken
 from tests.providers.worlds import Control
+from tests.sagas import LEASE, Told
 from tests.settlements import A_WHILE, Shop, shop
 
 
@@ -294,3 +298,29 @@ async def test_one_transfer_cannot_be_confirmed_for_two_settlements(till: Shop) 
     assert refused.code == "transfer_id_taken"
     assert first.id not in str(refused)
     assert (await till.read(second.id)).status == "disputed"
+
+
+@pytest.mark.parametrize("is_alarm", [True, False])
+async def test_an_alarm_about_a_payout_that_is_nobodys_here_is_a_persons(till: Shop, *, is_alarm: bool) -> None:
+    """Somebody paid it by hand, or a life that was lost: that it failed is told to us alone."""
+    ((alarming, word),) = ALARMS.items()
+    stranger = msgspec.structs.replace(news(await paid(till), "moved", id_="55"), reference="", provider="wise")
+    for number in range(2):
+        event = Event(
+            provider="wise",
+            type=alarming if is_alarm else "transfers#state-change",
+            dedup_key=f"told-{number}",
+            change_key=f"told-{number}",
+            object_id="55",
+            occurred_at=None,
+            movement=stranger,
+            body=b"{}",
+        )
+        async with till.database.writing() as connection:
+            await webhook.append(connection, [Told("wise", (event,))])
+        heard = SettlementNews(till.reviews, till.sender.witness)
+        events = Events(till.database, {"transfer": heard}, lease=LEASE, by="one")
+        assert (await events.run_once()).ok == 1
+    found = await payment_break.list_breaks(till.database, is_all=False, most=10)
+    told = [("missing_here", "wise", "transfer", "55", word)] if is_alarm else []
+    assert [(one.kind, one.provider, one.purpose, one.object_id, one.word) for one in found] == told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from tallystick.core import intent, refund, saga
+from tallystick.core import intent, order, refund, release, saga
 from tallystick.core import webhook as webhooks
 from tallystick.core.intent import Begin
 from tallystick.core.payment import Hold, Resend
@@ -20,8 +20,10 @@ from tallystick.core.webhook import Compensated, Ok, Postponed
 from tests.model.checkout.constitution import (
     COMPLETED_MEANS_REFUNDED,
     CONSERVATION,
+    ENDED_FIRST,
     EVENTS_END,
     FAILED_MEANS_OWED,
+    IN_TIME,
     INTENT_FIRST,
     NOTHING_LOST,
     ONE_PAYER,
@@ -184,6 +186,25 @@ BUGS: dict[str, tuple[World, Deciders, str]] = {
     ),
     "an event is compensated before its refund": (GHOST, Deciders(end=postponed_is_compensated), EVENTS_END),
     "an event is done with before its refund": (GHOST, Deciders(end=postponed_is_ok), EVENTS_END),
+}
+
+
+BUGS |= {
+    "swept without a watermark": (
+        PAID,
+        Deciders(passed=lambda mark, **_events: mark.at),
+        IN_TIME,
+    ),
+    "swept before the payment is cancelled": (
+        PAID,
+        Deciders(may_be_swept=lambda *given, **facts: order.may_be_swept(*given, **{**facts, "is_live": False})),
+        ENDED_FIRST,
+    ),
+    "no answer is taken for cancelled": (
+        replace(PAID, loses_answers=True),
+        Deciders(after_cancel=lambda _answer: release.Release("cancelled")),
+        ENDED_FIRST,
+    ),
 }
 
 

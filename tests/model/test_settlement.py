@@ -5,8 +5,8 @@ retry budget, what people do, generations (2), accounts (2) and restores (1, of 
 TALLY_TEST_FULL=1 takes two workers, more people and a larger budget where the short run does not.
 
 Assumed: a provider that remembers a key moves money once under it; Refused and Busy are true; a request takes effect at
-most `longest_in_flight` after its not-after; a person says what the provider's dashboard shows; no process outlives a
-restore. What else is needed is shown below, by taking it away.
+most `longest_in_flight` after its not-after, and then every list shows it; a person says what the provider's dashboard
+shows; no process outlives a restore. What else is needed is shown below, by taking it away.
 """
 
 import os

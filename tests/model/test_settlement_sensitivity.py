@@ -20,6 +20,7 @@ from tests.model.settlement.constitution import (
     INTENT_FIRST,
     ONE_MOVEMENT,
     ONE_PAYMENT,
+    SECOND_PERSON,
 )
 from tests.model.settlement.deciders import Deciders
 from tests.model.settlement.proof import endless, explore, stranded
@@ -125,8 +126,11 @@ FLAWS: dict[Flaw, tuple[World, *tuple[str, ...]]] = {
     "history_of_the_newest_only": (NONE, FAILED_MEANS_UNPAID),
     "not_after_unchecked": (NONE, ONE_MOVEMENT),
     "new_key_from_disputed": (replace(EXACT, persons=1, generations=2), ONE_PAYMENT),
-    "restore_asks_nothing": (RESTORED, FAILED_MEANS_UNPAID, ONE_MOVEMENT),
+    "restore_asks_nothing": (RESTORED, FAILED_MEANS_UNPAID),
+    "restore_forgets_the_held": (RESTORED, FAILED_MEANS_UNPAID),
     "restore_asks_too_early": (replace(RESTORED, lookup=Lookup.EXACT, keeps_keys=False, rolls="never"), ONE_MOVEMENT),
+    "held_is_claimed": (NONE, SECOND_PERSON),
+    "retry_without_a_second_person": (replace(EXACT, persons=2), SECOND_PERSON),
 }
 
 
@@ -148,7 +152,21 @@ def test_a_question_that_is_forgotten_is_found(flaw: Flaw, lookup: Lookup, perso
     first = world.first_state()._replace(books=(paid,), restored=0, persons=persons)
     first = first._replace(database=first.database._replace(row=Row(ask_first=True)))
     assert explore(world, first=first)[1] is None
-    _, violation = explore(world.with_flaws(flaw), first=first)
+    # Without the two guards behind it: a retry that asks by itself, and the permit.
+    bare: tuple[Flaw, ...] = ("retry_adds_no_question", "memory_counts_from_the_first_send")
+    assert explore(world.with_flaws(*bare), first=first)[1] is None
+    _, violation = explore(world.with_flaws(flaw, *bare), first=first)
+    assert violation is not None
+    assert violation.name == ONE_MOVEMENT
+
+
+def test_a_restore_that_nobody_notices_pays_once_because_memory_counts_from_the_creation() -> None:
+    """The permit alone stands there. Counted from the first send that is stored, a key looks young for ever."""
+    unnoticed = RESTORED.with_flaws("restore_asks_nothing")
+    _, violation = explore(unnoticed, asked=frozenset({ONE_MOVEMENT}))
+    assert violation is None, str(violation)
+    both = RESTORED.with_flaws("restore_asks_nothing", "memory_counts_from_the_first_send")
+    _, violation = explore(both, asked=frozenset({ONE_MOVEMENT}))
     assert violation is not None
     assert violation.name == ONE_MOVEMENT
 
@@ -157,7 +175,9 @@ def test_a_disputed_payout_that_is_not_asked_about_after_a_restore_is_found() ->
     """It was refused; in the lost life a person had it tried again, and it was paid."""
     refused = Intent(0, 0, 0, answered=True)
     first = RESTORED.first_state()._replace(persons=2, database=Database(Row("disputed"), (0, 1, 0), (refused,)))
-    _, violation = explore(RESTORED.with_flaws("restore_asks_about_the_unfinished_only"), first=first)
+    only_unfinished: Flaw = "restore_asks_about_the_unfinished_only"
+    assert explore(RESTORED.with_flaws(only_unfinished), first=first)[1] is None, "a retry asks by itself"
+    _, violation = explore(RESTORED.with_flaws(only_unfinished, "retry_adds_no_question"), first=first)
     assert violation is not None
     assert violation.name == FAILED_MEANS_UNPAID
 

@@ -21,13 +21,23 @@ from tallystick.core.outcome import (
 from tallystick.engine import batch, engine
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.store import operation
+from tests.planted.abuse_bugs import ABUSE_BUGS
+from tests.planted.authority_bugs import AUTHORITY_BUGS
 from tests.planted.bug import Bug
 from tests.planted.checkout_bugs import CHECKOUT_BUGS
+from tests.planted.clock_bugs import CLOCK_BUGS
+from tests.planted.engine_bugs import ENGINE_BUGS
+from tests.planted.failover_bugs import FAILOVER_BUGS
 from tests.planted.kafka_bugs import KAFKA_BUGS
+from tests.planted.operation_bugs import OPERATION_BUGS
 from tests.planted.order_bugs import ORDER_BUGS
 from tests.planted.order_status_bugs import ORDER_STATUS_BUGS
 from tests.planted.payment_bugs import PAYMENT_BUGS
 from tests.planted.provider_bugs import PROVIDER_BUGS
+from tests.planted.recovery_bugs import RECOVERY_BUGS
+from tests.planted.refund_bugs import REFUND_BUGS
+from tests.planted.release_bugs import RELEASE_BUGS
+from tests.planted.restore_bugs import RESTORE_BUGS
 from tests.planted.saga_bugs import SAGA_BUGS
 from tests.planted.settlement_bugs import SETTLEMENT_BUGS
 from tests.planted.webhook_bugs import WEBHOOK_BUGS
@@ -137,13 +147,23 @@ BUGS: Mapping[str, Bug] = {
         poison_fails_its_batch, (RACES + "test_a_poisonous_operation_fails_alone[database]",)
     ),
     "answer_before_commit": Bug(answer_before_commit, (RACES + "test_nobody_is_answered_before_the_commit",)),
+    **ENGINE_BUGS,
     **PROVIDER_BUGS,
     **SETTLEMENT_BUGS,
     **ORDER_BUGS,
+    **RESTORE_BUGS,
+    **RECOVERY_BUGS,
     **SAGA_BUGS,
+    **REFUND_BUGS,
+    **RELEASE_BUGS,
     **WEBHOOK_BUGS,
+    **ABUSE_BUGS,
     **PAYMENT_BUGS,
     **CHECKOUT_BUGS,
     **ORDER_STATUS_BUGS,
     **KAFKA_BUGS,
+    **FAILOVER_BUGS,
+    **CLOCK_BUGS,
+    **AUTHORITY_BUGS,
+    **OPERATION_BUGS,
 }

@@ -2,15 +2,30 @@
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 from uuid import UUID, uuid4
 
+import msgspec
+
 from tallystick.core import order as deciders
+from tallystick.core import release as releasing
+from tallystick.core import watermark as watermarks
+from tallystick.core.provider import Unknown
+from tallystick.core.release import Release
 from tallystick.engine.group_commit import GroupCommit
+from tallystick.flows import release as flow_release
+from tallystick.flows import watermark as flow_watermark
+from tallystick.flows.release import Releases
+from tallystick.flows.watermark import Watermark
 from tallystick.store import order as orders
+from tallystick.store import release as releases_store
+from tallystick.store import watermark as watermark_store
 from tallystick.store.operation import PostgresTransaction
 from tests.planted.bug import Bug, migrated
 
+RELEASE: Final = "tests/flows/test_release.py::"
+WATERMARK: Final = "tests/flows/test_watermark.py::"
 FLOW: Final = "tests/flows/test_order.py::"
 SWEEP: Final = "tests/flows/test_order_sweep.py::"
 RULES: Final = "tests/store/test_order_rules.py::"
@@ -36,7 +51,7 @@ def sweeper_releases_twice() -> None:
 
 def sweepers_share_rows() -> None:
     """Two sweepers read the same rows, and both give them back."""
-    _reworded("overdue", (" FOR NO KEY UPDATE SKIP LOCKED", ""))
+    _reworded("overdue", (" FOR NO KEY UPDATE OF o SKIP LOCKED", ""))
     sweeper_releases_twice()
 
 
@@ -123,7 +138,7 @@ def cancelled_though_paid() -> None:
 def swept_without_grace() -> None:
     """At the deadline, not after the grace."""
     _reworded("overdue", (" - $1::interval", " - 0 * $1::interval"))
-    cast("Any", orders).is_overdue = lambda expires_at, *, now, **_more: now >= expires_at
+    cast("Any", deciders).is_overdue = lambda expires_at, *, now, **_more: now >= expires_at
 
 
 def last_come_first_served() -> None:
@@ -134,6 +149,60 @@ def last_come_first_served() -> None:
         original(self, work, **{**more, "in_order": False})
 
     cast("Any", GroupCommit).__init__ = unordered
+
+
+def swept_without_a_watermark() -> None:
+    """The sweeper takes it that everything that was received has been decided."""
+
+    async def read(_self: Any, **_patience: Any) -> datetime:
+        return datetime.max.replace(tzinfo=UTC)
+
+    cast("Any", Watermark).read = read
+
+
+def appends_under_way_are_not_waited_for() -> None:
+    """Rows that are not committed yet have an earlier time than the moment the sweeper looks at."""
+    original = watermarks.is_stored
+
+    def is_stored(mark: Any, *, writing: Any, read: Any) -> bool:
+        return original(mark, writing=frozenset(), read=read)
+
+    cast("Any", flow_watermark).is_stored = is_stored
+
+
+def poison_holds_the_stock() -> None:
+    """An event that fails by itself keeps every charged order from being swept."""
+    watermark_store._SQL["oldest"] = watermark_store._SQL["oldest"].replace("e.tries = 0", "true")
+
+
+def stored_is_taken_for_decided() -> None:
+    """What came by way of Kafka is taken to have been received when it was stored."""
+    original = watermarks.passed
+
+    def passed(mark: Any, *, stored_at: Any, oldest: Any, before: Any) -> Any:
+        return original(msgspec.structs.replace(mark, ends=None), stored_at=stored_at, oldest=oldest, before=before)
+
+    cast("Any", flow_watermark).passed = passed
+
+
+def swept_before_the_payment_is_cancelled() -> None:
+    """Whatever stands at the provider: it may be paid a moment later."""
+
+    async def released(self: Any, held: Any, _heard: float) -> str:
+        await releases_store.decide(self._database, held, verdict="cancelled", reason=None)
+        return "cancelled"
+
+    cast("Any", Releases)._released = released
+
+
+def unknown_taken_for_cancelled() -> None:
+    """No answer to a wish to cancel: the order is swept as if it had been carried out."""
+    original = releasing.after_cancel
+
+    def after_cancel(answer: Any) -> Any:
+        return Release("cancelled") if isinstance(answer, Unknown) else original(answer)
+
+    cast("Any", flow_release).after_cancel = after_cancel
 
 
 ORDER_BUGS: Final = {
@@ -183,4 +252,32 @@ ORDER_BUGS: Final = {
         swept_without_grace, (f"{SWEEP}test_the_sweeper_cancels_what_is_overdue_and_nothing_else",)
     ),
     "last_come_first_served": Bug(last_come_first_served, (f"{FLOW}test_a_batch_that_is_held_up_is_not_overtaken",)),
+    "swept without a watermark": Bug(
+        swept_without_a_watermark,
+        (f"{WATERMARK}test_an_order_paid_in_time_is_left_alone_until_its_webhook_is_processed",),
+    ),
+    "an append under way is not waited for": Bug(
+        appends_under_way_are_not_waited_for, (f"{WATERMARK}test_an_append_under_way_holds_as_well",)
+    ),
+    "poison holds the stock": Bug(
+        poison_holds_the_stock, (f"{WATERMARK}test_an_event_that_failed_by_itself_holds_nothing",)
+    ),
+    "stored is taken for decided": Bug(
+        stored_is_taken_for_decided,
+        (f"{WATERMARK}test_what_lies_in_the_log_is_waited_for_until_it_is_stored_and_decided",),
+    ),
+    "swept before the payment is cancelled": Bug(
+        swept_before_the_payment_is_cancelled,
+        (
+            f"{RELEASE}test_a_payment_that_waits_for_its_customer_is_cancelled_there_before_the_order_is_swept",
+            f"{RELEASE}test_one_that_its_customer_paid_a_moment_before_is_paid_and_not_cancelled",
+        ),
+    ),
+    "an unknown answer taken for cancelled": Bug(
+        unknown_taken_for_cancelled,
+        (
+            f"{RELEASE}test_no_answer_is_never_taken_for_cancelled[execute_then_drop]",
+            f"{RELEASE}test_no_answer_is_never_taken_for_cancelled[gateway_503]",
+        ),
+    ),
 }

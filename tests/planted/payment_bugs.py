@@ -6,20 +6,27 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, cast
 
+import msgspec
+
 from tallystick.core import payment as deciders
 from tallystick.core import settlement
 from tallystick.core.order import token_name
 from tallystick.core.provider import Sending, Unknown
+from tallystick.core.release import Release
 from tallystick.flows import payment as flow
 from tallystick.flows import sending
+from tallystick.flows.payment_review import PaymentReviews
 from tallystick.providers.steady import steady
 from tallystick.store import payment as store
 from tests.planted.bug import Bug, migrated
 
 FLOW: Final = "tests/flows/test_payment.py::"
+REVIEW: Final = "tests/flows/test_payment_review.py::"
 COLLECT: Final = "tests/flows/test_payment_collect.py::"
 RULES: Final = "tests/store/test_payment_rules.py::"
 CORE: Final = "tests/core/test_payment.py::"
+KEYS: Final = "tests/flows/test_payment_key.py::"
+WEB_KEYS: Final = "tests/web/test_payment_key.py::"
 CRASH: Final = "tests/faults/test_payment_crash.py::"
 
 
@@ -150,7 +157,121 @@ def caller_takes_the_flight_with_him() -> None:
     cast("Any", flow).asyncio = type("Asyncio", (), {**vars(asyncio), "wait": staticmethod(waits)})
 
 
+def key_is_not_looked_at() -> None:
+    """As if no key had ever been used: a repeat is one more click, and begins the next attempt."""
+    cast("Any", store)._bound = lambda _row: None
+    store._SQL["bind"] = store._SQL["bind"].replace(";", " ON CONFLICT DO NOTHING;")
+    store._SQL["log_charges"] = store._SQL["log_charges"].replace(";", " ON CONFLICT DO NOTHING;")
+
+
+def key_takes_any_body() -> None:
+    cast("Any", store).key_fault = lambda _bound, _asked: None
+
+
+def refusal_is_not_recorded() -> None:
+    """A no is forgotten, and made up again from its code: other words under the same key."""
+    cast("Any", store)._refusal = lambda _item: None
+
+
+def joining_binds_nothing() -> None:
+    """A key that came while an attempt was live is free again when that has failed."""
+    original = store._Batch._bind
+
+    def bind(self: Any, seen: Any, attempt: int) -> None:
+        if seen.charge is None or seen.charge.attempt != attempt:
+            original(self, seen, attempt)
+
+    cast("Any", store._Batch)._bind = bind
+
+
+def next_attempt_beside_what_was_left() -> None:
+    """What a decline leaves open at the provider stays open beside the next attempt."""
+    original = deciders.next_step
+
+    def next_step(order: Any, charge: Any, history: Any, **more: Any) -> Any:
+        step = original(order, charge, history, **more)
+        return deciders.Begin(charge.attempt + 1) if isinstance(step, deciders.Close) else step
+
+    cast("Any", deciders).next_step = next_step
+
+
+def unknown_is_cancelled() -> None:
+    """Whatever the provider says to the wish to cancel, the next attempt begins."""
+    cast("Any", flow).after_cancel = lambda _answer: Release("cancelled")
+
+
+def keys_of_all_tenants() -> None:
+    """One tenant's key is found used by another's."""
+    store._SQL["newest"] = store._SQL["newest"].replace("k.tenant_id = wanted.t AND k.key", "k.key")
+
+
+def closed_after_one_listing() -> None:
+    """One look at the provider's books is taken for two."""
+    cast("Any", deciders)._never_seen = lambda _charge, _hold, **_more: settlement.Failed(deciders.NEVER_SEEN)
+
+
+def closed_though_a_server_failed() -> None:
+    """A provider that answered with an error of its own may roll the charge forward on any day."""
+    original = deciders._can_no_longer_come
+
+    def can_no_longer_come(order: Any, history: Any, **more: Any) -> bool:
+        return original(order, msgspec.structs.replace(history, server_error=False), **more)
+
+    cast("Any", deciders)._can_no_longer_come = can_no_longer_come
+
+
+def closed_while_it_is_on_its_way() -> None:
+    """What was written last may be under way when the books are read, and is called never seen."""
+    original = deciders._can_no_longer_come
+
+    def can_no_longer_come(order: Any, history: Any, **more: Any) -> bool:
+        written = history.not_after and history.first_sent_at
+        return original(order, msgspec.structs.replace(history, not_after=written), **more)
+
+    cast("Any", deciders)._can_no_longer_come = can_no_longer_come
+
+
+def a_persons_word_is_not_checked() -> None:
+    """Whatever id a person names is believed."""
+
+    async def asked(_self: Any, _charge: Any, _wanted: Any) -> None:
+        return None
+
+    cast("Any", PaymentReviews)._asked = asked
+
+
 PAYMENT_BUGS: Final = {
+    "the key of /pay is not looked at": Bug(
+        key_is_not_looked_at,
+        (
+            f"{WEB_KEYS}test_a_decline_is_recorded_under_its_key_and_told_again_to_the_byte",
+            f"{KEYS}test_two_processes_with_one_key_at_once_have_one_attempt_and_one_answer",
+        ),
+    ),
+    "the key of /pay takes any body": Bug(
+        key_takes_any_body,
+        (f"{WEB_KEYS}test_the_same_key_with_another_payload_is_refused_by_the_fields_that_differ",),
+    ),
+    "a refusal is not recorded under its key": Bug(
+        refusal_is_not_recorded,
+        (f"{WEB_KEYS}test_a_decline_is_recorded_under_its_key_and_told_again_to_the_byte",),
+    ),
+    "a key that joins a live attempt is not bound": Bug(
+        joining_binds_nothing,
+        (f"{KEYS}test_a_new_key_joins_the_attempt_that_is_live_and_has_its_answer",),
+    ),
+    "the next attempt begins beside what a decline left": Bug(
+        next_attempt_beside_what_was_left,
+        (f"{KEYS}test_what_a_decline_left_at_the_provider_is_cancelled_before_the_next_attempt",),
+    ),
+    "what is not known to be cancelled is taken for it": Bug(
+        unknown_is_cancelled,
+        (f"{KEYS}test_nothing_begins_beside_what_is_not_known_to_be_cancelled[drop_before]",),
+    ),
+    "keys of /pay are everybody's": Bug(
+        keys_of_all_tenants,
+        (f"{WEB_KEYS}test_the_same_key_with_another_payload_is_refused_by_the_fields_that_differ",),
+    ),
     "charged before the intent is committed": Bug(
         charged_before_the_intent_is_committed,
         (f"{FLOW}test_nothing_is_sent_before_log_and_intent_are_committed",),
@@ -195,5 +316,19 @@ PAYMENT_BUGS: Final = {
     ),
     "a caller takes the flight with him": Bug(
         caller_takes_the_flight_with_him, (f"{FLOW}test_a_caller_who_hangs_up_takes_nothing_with_him",)
+    ),
+    "a charge closed after one listing": Bug(
+        closed_after_one_listing, (f"{REVIEW}test_a_charge_that_two_complete_listings_do_not_show_was_never_there",)
+    ),
+    "a charge closed though a server failed": Bug(
+        closed_though_a_server_failed,
+        (f"{REVIEW}test_it_stays_open_while_anything_of_it_could_come[server error]",),
+    ),
+    "a charge closed while it is on its way": Bug(
+        closed_while_it_is_on_its_way,
+        (f"{CORE}test_what_was_never_there_is_closed_when_nothing_can_bring_it_any_more",),
+    ),
+    "a person's word is not checked": Bug(
+        a_persons_word_is_not_checked, (f"{REVIEW}test_another_payment_is_not_believed",)
     ),
 }

@@ -35,7 +35,7 @@ def sent_before_commit() -> None:
     """The provider is called first, and what was asked of it recorded after."""
     original = sending.Sender.send
 
-    async def send(self: Any, tenant: Any, provider: str, instruction: Any) -> Any:
+    async def send(self: Any, tenant: Any, provider: str, instruction: Any, **more: Any) -> Any:
         now = datetime(2026, 1, 1, tzinfo=UTC)
         early = Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10)
         answer = await sending.call(self._providers[provider], instruction, early)
@@ -44,7 +44,7 @@ def sent_before_commit() -> None:
             return answer
 
         cast("Any", sending).call = known
-        return await original(self, tenant, provider, instruction)
+        return await original(self, tenant, provider, instruction, **more)
 
     cast("Any", sending.Sender).send = send
 
@@ -95,8 +95,8 @@ def key_in_flight_is_busy() -> None:
 def new_key_for_each_send() -> None:
     """Each send makes a key of its own."""
 
-    def request_for(instruction: Any) -> Any:
-        return request_for_well(msgspec.structs.replace(instruction, key=uuid4().bytes + uuid4().bytes))
+    def request_for(instruction: Any, mark: str = "") -> Any:
+        return request_for_well(msgspec.structs.replace(instruction, key=uuid4().bytes + uuid4().bytes), mark)
 
     cast("Any", stripe_adapter).request_for = request_for
 
@@ -145,8 +145,8 @@ def half_a_list_is_the_whole() -> None:
 
 
 def _leave(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
-    def leave(known: Any, wanted: Any, *, now: Any) -> Any:
-        return leave_well(*spoilt(known, wanted), now=now)
+    def leave(known: Any, wanted: Any, **times: Any) -> Any:
+        return leave_well(*spoilt(known, wanted), **times)
 
     cast("Any", intents).leave = leave
 

@@ -244,8 +244,8 @@ def fate_decided_twice() -> None:
 def refund_of_a_part() -> None:
     migrated(
         (
-            "OR (r.amount_micros, r.currency, r.fate) IS DISTINCT FROM (l.amount_micros, l.currency, 'REFUND')",
-            "OR r.fate IS DISTINCT FROM 'REFUND'",
+            "(r.amount_micros, r.currency, r.fate) IS DISTINCT FROM (l.amount_micros, l.currency, 'REFUND')",
+            "r.fate IS DISTINCT FROM 'REFUND'",
         ),
     )
 

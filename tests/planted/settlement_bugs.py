@@ -21,6 +21,7 @@ from tests.planted.bug import Bug
 from tests.planted.provider_bugs import resent_past_the_horizon
 
 SETTLING: Final = "tests/flows/test_settling.py::"
+REFUSALS: Final = "tests/flows/test_refusals.py::"
 CRASH: Final = "tests/faults/test_settlement_crash.py::"
 
 
@@ -37,6 +38,22 @@ def _after_answer(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
         return deciders.after_answer(*spoilt(history, answer), **more)
 
     cast("Any", ticks).after_answer = after_answer
+
+
+def words_believed_after_an_unknown() -> None:
+    """What the provider's words refuse is refused, whatever was sent before it."""
+    _after_answer(lambda _history, answer: (NOTHING_SENT, answer))
+    words_believed(history=NOTHING_SENT, more={"attempt": 1})
+
+
+def words_believed(**doubts: Any) -> None:
+    """The same with other facts than there are."""
+    original = deciders.believed
+
+    def believed(history: Any, answer: Any, **more: Any) -> Any:
+        return original(doubts.get("history", history), answer, **{**more, **doubts.get("more", {})})
+
+    cast("Any", ticks).believed = believed
 
 
 def no_fence() -> None:
@@ -282,6 +299,10 @@ SETTLEMENT_BUGS: Mapping[str, Bug] = {
     "successor_does_not_wait": Bug(
         successor_does_not_wait,
         (SETTLING + "test_while_one_may_be_writing_its_successor_neither_asks_nor_sends",),
+    ),
+    "words_believed_after_an_unknown": Bug(
+        words_believed_after_an_unknown,
+        (REFUSALS + "test_a_refusal_after_a_send_that_may_have_run_is_not_believed_by_its_words",),
     ),
     "leave_never_ends": Bug(
         leave_never_ends, (SETTLING + "test_a_worker_that_was_stopped_before_its_bytes_sends_nothing",)

@@ -10,13 +10,14 @@ from tallystick.core.webhook import Failed, Postponed, end
 from tallystick.flows import events
 from tallystick.store import webhook
 from tallystick.web import call_protocol, head, webhook_protocol
-from tests.planted.bug import Bug
+from tests.planted.bug import Bug, migrated
 
 RECEIVER: Final = "tests/web/test_webhook.py::"
 WAYS: Final = "tests/web/test_webhook_fuzz.py::test_the_short_way_answers_what_the_ordinary_one_does"
 CALL_WAYS: Final = "tests/web/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes"
 KILLED: Final = "tests/faults/test_webhook_kill.py::"
 EVENTS: Final = "tests/flows/test_events.py::"
+RETENTION: Final = "tests/store/test_retention.py::"
 # A commit as slow as a busy disk's: what is acknowledged meanwhile is not there when the process dies.
 _SLOW_SECONDS: Final = 0.3
 
@@ -168,6 +169,28 @@ def short_way_of_calls_takes_the_last_length() -> None:
     cast("Any", call_protocol.CallProtocol)._read = read
 
 
+def the_guard_goes_with_the_event() -> None:
+    """What was let go is taken for new when it is told again."""
+    gone = "DELETE FROM tally.webhook_events e WHERE e.number = ANY (numbers);"
+    migrated(
+        (gone, f"{gone} DELETE FROM tally.webhook_guard g WHERE g.number = ANY (numbers);"),
+        ("BEFORE UPDATE OR DELETE OR TRUNCATE ON tally.webhook_guard", "BEFORE TRUNCATE ON tally.webhook_guard"),
+    )
+
+
+def money_without_a_receipt_is_let_go() -> None:
+    """What `tally verify` would have to see of it goes with it."""
+    migrated(("e.purpose IS DISTINCT FROM 'charge' OR e.state <> 'moved'", "true"))
+
+
+def an_event_goes_without_its_verdict() -> None:
+    """Nobody can tell any more what became of it."""
+    migrated(
+        ("e.reason\n      FROM tally.webhook_events e WHERE", "e.reason FROM tally.webhook_events e WHERE false AND"),
+        ("IF NOT EXISTS (SELECT FROM tally.webhook_verdict", "IF EXISTS (SELECT FROM tally.webhook_verdict"),
+    )
+
+
 WEBHOOK_BUGS: Mapping[str, Bug] = {
     "acknowledged_before_commit": Bug(
         acknowledged_before_commit, (KILLED + "test_every_acknowledged_webhook_outlives_the_receiver",)
@@ -201,6 +224,21 @@ WEBHOOK_BUGS: Mapping[str, Bug] = {
     "lease_not_renewed": Bug(lease_not_renewed, (EVENTS + "test_a_lease_is_renewed_while_its_handler_works",)),
     "named_news_thrown_away": Bug(
         named_news_thrown_away, (EVENTS + "test_what_an_event_only_names_is_fetched_once_and_handed_on",)
+    ),
+    "the_guard_goes_with_the_event": Bug(
+        the_guard_goes_with_the_event,
+        (RETENTION + "test_what_ended_events_told_goes_and_nothing_is_decided_otherwise",),
+    ),
+    "money_without_a_receipt_is_let_go": Bug(
+        money_without_a_receipt_is_let_go,
+        (RETENTION + "test_what_ended_events_told_goes_and_nothing_is_decided_otherwise",),
+    ),
+    "an_event_goes_without_its_verdict": Bug(
+        an_event_goes_without_its_verdict,
+        (
+            RETENTION + "test_what_ended_events_told_goes_and_nothing_is_decided_otherwise",
+            RETENTION + "test_an_event_goes_only_with_its_verdict_and_only_by_retention",
+        ),
     ),
     "cursor_not_kept": Bug(cursor_not_kept, (EVENTS + "test_a_backfill_goes_on_where_the_last_one_ended",)),
 }

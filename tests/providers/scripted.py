@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
@@ -55,14 +55,21 @@ class Scripted:
 @asynccontextmanager
 async def scripted(*answers: Canned) -> AsyncIterator[Scripted]:
     """A server that gives these answers, one per request, and then hangs up."""
-    server = Scripted()
     waiting = iter(answers)
+    async with answering(lambda _asked: next(waiting, None)) as server:
+        yield server
+
+
+@asynccontextmanager
+async def answering(answer_to: Callable[[Asked], Canned | None]) -> AsyncIterator[Scripted]:
+    """A server that answers as it is told to; None: it hangs up."""
+    server = Scripted()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 server.asked.append(await _request(reader))
-                answer = next(waiting, None)
+                answer = answer_to(server.asked[-1])
                 if answer is None:
                     break
                 writer.write(answer.wire()[: answer.cut])

@@ -4,7 +4,7 @@ The simulator's own books are the second opinion: whatever an adapter says, they
 """
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,11 +23,13 @@ from tallystick.core.provider import (
     Undecided,
     Unknown,
 )
+from tallystick.core.settlement import NOTHING_SENT, believed
 from tallystick.errors import NotOffered, ProviderUnreachable
 from tallystick.providers.port import Provider
 from tallystick.providers.simulator.dialects import every_dialect
 from tests.providers.worlds import API_KEY, WORLDS, Control, World, impatient, leave, send
 
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
 FORMS = {"hex64": hex64, "square45": square45, "uuid": uuid_form}
 
 
@@ -155,7 +157,8 @@ async def test_a_refusal_is_final_and_moved_nothing(world: World, provider: Prov
     instruction = world.instruction()
     books.plan(f"{world.name}.{world.operation}:refused")
     answer = await send(provider, instruction)
-    assert isinstance(answer, Refused), answer
+    known = believed(NOTHING_SENT, answer, attempt=1, since=NOW, now=NOW, facts=provider.facts)
+    assert isinstance(known, Refused), answer
     assert made(books, world, provider, instruction) == []
 
 

@@ -76,6 +76,19 @@ async def test_a_replayed_500_tells_nothing_of_the_present() -> None:
         assert one.breaker.state == "closed"
 
 
+async def test_each_answer_tells_the_providers_time() -> None:
+    at = "Wed, 18 Nov 2026 21:00:00 GMT"
+    async with peer(status(200), status(500, f"date: {at}"), status(200, "date: yesterday")) as server:
+        one = line(server.base)
+        told = [one.time()]
+        for _ in range(3):
+            await one.ask("GET", "/x")
+            told.append(one.time())
+        assert (told[0], told[1], told[3]) == (None, None, None)
+        assert told[2] is not None
+        assert timedelta() <= told[2] - datetime(2026, 11, 18, 21, tzinfo=UTC) < timedelta(minutes=1)
+
+
 async def test_a_429_makes_everybody_wait_as_long_as_asked() -> None:
     async with peer(status(429, "retry-after: 30")) as server:
         one = line(server.base)

@@ -185,14 +185,15 @@ def leave(seconds: float = 10.0) -> Sending:
     return Sending(first_sent_at=now, not_after=now + timedelta(seconds=seconds), sendable_until=steady() + seconds)
 
 
-async def send(provider: Provider, instruction: Instruction) -> Answer:
+async def send(provider: Provider, instruction: Instruction, mark: str = "") -> Answer:
+    sending = msgspec.structs.replace(leave(), mark=mark)
     match instruction:
         case Charge():
-            return await provider.charge(instruction, leave())
+            return await provider.charge(instruction, sending)
         case Refund():
-            return await provider.refund(instruction, leave())
+            return await provider.refund(instruction, sending)
         case Transfer():
-            return await provider.transfer(instruction, leave())
+            return await provider.transfer(instruction, sending)
 
 
 def impatient(provider: Provider, seconds: float = 0.3) -> None:

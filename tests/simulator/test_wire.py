@@ -195,7 +195,7 @@ async def test_an_exception_while_handling_is_a_500(caplog: pytest.LogCaptureFix
         raise RuntimeError("after the effect")
 
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(lambda: Connection(broken, set()), "127.0.0.1", 0) as server:
+    async with await loop.create_server(lambda: Connection(broken, set(), lambda: "now"), "127.0.0.1", 0) as server:
         line = await Line.to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         for _ in range(2):
             line.writer.write(request("a"))
@@ -220,7 +220,7 @@ async def test_an_exchange_answers_once() -> None:
             exchange.answer(reply)
 
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(lambda: Connection(twice, set()), "127.0.0.1", 0) as server:
+    async with await loop.create_server(lambda: Connection(twice, set(), lambda: "now"), "127.0.0.1", 0) as server:
         line = await Line.to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         line.writer.write(request("a", b"Connection: close"))
         assert (await line.answer()) == (200, b"first")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -11,8 +11,17 @@ import msgspec
 import pytest
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.intent import AlreadyDone, OtherAccount, OtherInstruction, PastHorizon, StillSending, Withheld
-from tallystick.core.provider import Answer, Busy, Done, Exchange, Movement, Refused, Transfer, Unknown
+from tallystick.core.intent import (
+    Absence,
+    AlreadyDone,
+    AskFirst,
+    OtherAccount,
+    OtherInstruction,
+    PastHorizon,
+    StillSending,
+    Withheld,
+)
+from tallystick.core.provider import Answer, Busy, Done, Exchange, Lookup, Movement, Refused, Transfer, Unknown
 from tallystick.store import intent as intents
 from tallystick.store.intent import Answered, AnswerWork, Asking, Attempt, BeginWork
 from tests import servers
@@ -41,7 +50,16 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
 
 def asking(tenant: Tenant, number: int = 1, *, micros: int = 1_000_000, **more: Any) -> Asking:
     transfer = Transfer(key=number.to_bytes(32), destination="acct_1", amount_micros=micros, currency="USD")
-    values = {"account": "live", "token": uuid4(), "leave_seconds": 60, "remembered": timedelta(hours=23), **more}
+    values = {
+        "account": "live",
+        "token": uuid4(),
+        "leave_seconds": 60,
+        "since": datetime.now(UTC),
+        "remembered": timedelta(hours=23),
+        "settles_in": timedelta(minutes=2),
+        "mark": "settlement/stl_1",
+        **more,
+    }
     return Asking(tenant=tenant, provider="stripe", purpose="transfer", instruction=transfer, **values)
 
 
@@ -67,6 +85,17 @@ async def test_the_first_send_is_dated_once_and_for_all(books: Ledger) -> None:
     assert (first.number, second.number) == (1, 2)
     assert second.first_sent_at == first.first_sent_at
     assert second.not_after > first.not_after
+
+
+async def test_every_attempt_has_the_mark_of_its_intent(books: Ledger) -> None:
+    """Whatever its asker says by then: a known key with other bytes is an error at Stripe."""
+    (first,) = await begin(books, asking(books.tenant))
+    await answer(books, first, BUSY)
+    (second,) = await begin(books, asking(books.tenant, mark="settlement/another"))
+    assert isinstance(first, Attempt)
+    assert isinstance(second, Attempt)
+    installation = await fetchval(books.dsn, "SELECT id::text FROM tally.installation")
+    assert first.mark == second.mark == f"{installation}/settlement/stl_1"
 
 
 async def test_while_one_may_write_another_must_not(books: Ledger) -> None:
@@ -156,10 +185,14 @@ async def test_what_may_have_run_is_not_sent_past_the_horizon(books: Ledger, giv
     assert await begin(books, late) == [PastHorizon(attempt.first_sent_at)]
 
 
-async def test_what_never_ran_may_be_sent_past_the_horizon(books: Ledger) -> None:
+async def test_what_never_ran_may_be_sent_past_the_memory_once_it_is_proven_absent(books: Ledger) -> None:
     (attempt,) = await begin(books, asking(books.tenant))
     await answer(books, attempt, BUSY)
-    assert isinstance((await begin(books, asking(books.tenant, remembered=timedelta())))[0], Attempt)
+    late: dict[str, Any] = {"since": datetime.now(UTC) - timedelta(days=1), "settles_in": timedelta(days=-1)}
+    (asked,) = await begin(books, asking(books.tenant, **late))
+    assert isinstance(asked, AskFirst)
+    absence = Absence(key=(1).to_bytes(32), read_at=datetime.now(UTC), lookup=Lookup.EXACT, since=asked.since)
+    assert isinstance((await begin(books, asking(books.tenant, absence=absence, **late)))[0], Attempt)
 
 
 async def test_an_intent_stays_with_the_account_it_was_first_sent_with(books: Ledger) -> None:

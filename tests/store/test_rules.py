@@ -8,9 +8,11 @@ import pytest
 import pytest_asyncio
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.operation import Transfer
+from tallystick.core.operation import Hold, Release, Transfer
 from tallystick.core.outcome import Committed, Rejected
+from tallystick.core.velocity import VelocityLimit
 from tallystick.store import account, tenant
+from tallystick.store.verify import verify
 from tests import servers
 from tests.ledgers import Ledger, ledger
 
@@ -149,14 +151,25 @@ TENANT_TABLES = (
 
 @pytest.mark.parametrize("table", TENANT_TABLES)
 async def test_a_query_that_forgets_its_where_sees_one_tenant(books: Ledger, table: str) -> None:
-    """Row-level security, also on the embedded default, where the owner would see everything."""
-    assert await tenant.add_key(books.database, Tenant(2, "other"), "viewer", "tsk_other")
-    async with books.database.reading(1) as connection:
-        seen = await connection.fetch(f"SELECT DISTINCT tenant_id FROM tally.{table}")
-    assert {row["tenant_id"] for row in seen} <= {1}
-    async with books.database.reading(2) as connection:
-        seen = await connection.fetch(f"SELECT DISTINCT tenant_id FROM tally.{table}")
-    assert {row["tenant_id"] for row in seen} <= {2}
+    """Row-level security, also on the embedded default, where the owner would see everything.
+
+    Both tenants have rows in every table: of a table that shows nobody anything this would prove nothing.
+    """
+    limits = (VelocityLimit(window_seconds=60, max_count=1_000),)
+    for owner in (Tenant(1, "default"), Tenant(2, "other")):
+        assert await tenant.add_key(books.database, owner, "viewer", f"tsk_of_{owner.name}_0123456789")
+        await account.put(books.database, owner, "limited", currency="USD", floor_micros=None, limits=limits)
+        await account.put(books.database, owner, "held", currency="USD", floor_micros=None, limits=())
+        held = await books.engine.submit(
+            owner, Hold(account="limited", held="held", amount_micros=1, currency="USD"), "hold"
+        )
+        assert isinstance(held, Committed)
+        released = await books.engine.submit(owner, Release(hold=held.transaction.id, to="b"), "release")
+        assert isinstance(released, Committed), released
+    for number in (1, 2):
+        async with books.database.reading(number) as connection:
+            seen = await connection.fetch(f"SELECT DISTINCT tenant_id FROM tally.{table}")
+        assert {row["tenant_id"] for row in seen} == {number}
 
 
 async def test_every_table_with_a_tenant_is_behind_the_wall(owner: asyncpg.Connection) -> None:
@@ -169,7 +182,19 @@ async def test_every_table_with_a_tenant_is_behind_the_wall(owner: asyncpg.Conne
     assert open_tables == []
 
 
+async def test_every_guard_that_verify_asks_for_is_counted(books: Ledger, owner: asyncpg.Connection) -> None:
+    """A constant would say that much was checked where nothing was."""
+    before = {verdict.invariant: verdict async for verdict in verify(books.dsn)}["guards"]
+    await owner.execute("CREATE TABLE tally.added (tenant_id bigint NOT NULL)")
+    added = {verdict.invariant: verdict async for verdict in verify(books.dsn)}["guards"]
+    await owner.execute("ALTER TABLE tally.added ENABLE ROW LEVEL SECURITY")
+    walled = {verdict.invariant: verdict async for verdict in verify(books.dsn)}["guards"]
+    assert (before.broken, added.broken, walled.broken) == (0, 1, 0)
+    assert before.checked + 1 == added.checked == walled.checked
+
+
 async def test_the_reader_without_a_tenant_sees_nothing(owner: asyncpg.Connection) -> None:
+    assert await owner.fetchval("SELECT count(*) FROM tally.account") > 0
     async with owner.transaction():
         await owner.execute("SET LOCAL ROLE tallystick_reader")
         assert await owner.fetchval("SELECT count(*) FROM tally.account") == 0

@@ -6,7 +6,7 @@ import pytest
 
 from tallystick.store.migrate import migrate
 from tests.ledgers import fetchval
-from tests.servers import Server
+from tests.servers import OLDEST_POSTGRES, Server
 
 IS_HERE = "SELECT w.system = h.system AND w.database = h.database FROM tally.whereabouts w, tally.here() AS h"
 
@@ -15,6 +15,17 @@ IS_HERE = "SELECT w.system = h.system AND w.database = h.database FROM tally.whe
 def postgres(request: pytest.FixtureRequest) -> Server:
     server: Server = request.getfixturevalue(request.param)
     return server
+
+
+@pytest.mark.parametrize(("fixture", "version"), [("embedded18", 18), ("postgres15", OLDEST_POSTGRES)])
+async def test_each_server_is_the_version_that_it_is_called(
+    request: pytest.FixtureRequest, fixture: str, version: int
+) -> None:
+    """A newer one under the name of the oldest would hide what only the oldest breaks at."""
+    server: Server = request.getfixturevalue(fixture)
+    number = await fetchval(server.fresh_database(), "SELECT current_setting('server_version_num')::integer")
+    assert int(number) // 10_000 == version
+    assert OLDEST_POSTGRES == 15, "what README and docs promise"
 
 
 async def test_what_was_committed_survives_a_crash_of_postgresql(postgres: Server) -> None:

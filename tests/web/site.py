@@ -13,6 +13,7 @@ import httpx2
 import uvloop
 
 from tallystick import app
+from tallystick.core.author import by_key
 from tallystick.core.ledger import Leg
 from tallystick.core.operation import Kind, Kinds, Operation, Reading
 from tallystick.core.outcome import Rejected
@@ -21,9 +22,13 @@ from tallystick.settings import LIMITS, Limits, Settings
 from tallystick.store import tenant
 from tallystick.store.operation import PostgresLedger
 from tallystick.web import api, server
+from tests.settlements import open_clearing
+from tests.webhooks import TRUSTED
 
 PATIENCE_SECONDS = 60
 TENANTS = ("default", "other", "example")
+# The currencies in which their payouts need no money to have come in.
+CLEARED = ("EUR", "USD", "GBP", "JPY", "CHF", "NOK", "DKK", "PLN", "HUF", "RON")
 
 
 class Broken(Operation, tag_field="kind", tag="broken", frozen=True):
@@ -60,6 +65,10 @@ class Site:
             timeout=PATIENCE_SECONDS,
         )
 
+    def author(self, role: str = "admin", tenant_name: str = "default") -> str:
+        """How the journal names who uses this key: each belongs to a person of its own."""
+        return by_key(f"{role} person", self.keys[tenant_name, role][:12])
+
     def raw(self, head: str | bytes, body: bytes = b"") -> tuple[int, bytes]:
         """Send these very bytes; the status and all that came back until the answer was whole."""
         head = head.encode() if isinstance(head, str) else head
@@ -91,13 +100,16 @@ def running(
     async def live() -> None:
         stop = asyncio.Event()
         stopping.append((asyncio.get_running_loop(), stop))
-        async with app.running(Settings(database_url=dsn), simulator_url=simulator_url) as service:
+        async with app.running(
+            Settings(database_url=dsn, simulator_webhook_secret=TRUSTED), simulator_url=simulator_url
+        ) as service:
             keys = {}
             for name in TENANTS:
                 found = await tenant.ensure_tenant(service.database, name)
+                await open_clearing(service.database, found, *CLEARED)
                 for role in tenant.ROLES:
                     keys[name, role] = tenant.new_key()
-                    await tenant.add_key(service.database, found, role, keys[name, role])
+                    await tenant.add_key(service.database, found, role, keys[name, role], owner=f"{role} person")
             async with Engine(PostgresLedger(service.database), Kinds(kinds), limits=limits) as engine:
                 own = dataclasses.replace(service, engine=engine)
 

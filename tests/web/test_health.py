@@ -3,16 +3,24 @@
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 
 import asyncpg
 import httpx2
 import pytest
 
-from tallystick.settings import LIMITS
+from tallystick import app
+from tallystick.core.idempotency import Tenant
+from tallystick.settings import LIMITS, Settings
+from tallystick.store.tenant import Access
+from tallystick.web.call import Call, Reply
+from tallystick.web.health import Vitals
+from tallystick.web.metrics import Metrics
 from tests import servers
 from tests.web import site as sites
 
+NOBODY = Access(Tenant(0, ""), "nobody", "")
 # Short waits, and a queue of one: what takes ten seconds and twenty thousand callers elsewhere.
 IMPATIENT = dataclasses.replace(
     LIMITS, wait_seconds=0.4, outage_seconds=0.3, queue=1, queue_per_source=1, lanes=1, batch=1
@@ -62,6 +70,41 @@ def test_metrics_count_requests_operations_and_batches(client: httpx2.Client, ac
     ):
         assert line in text
     assert accounts[0] not in text
+
+
+async def test_figures_are_not_written_for_everybody_who_asks(embedded18: servers.Server) -> None:
+    """To write them takes 10 ms, and nobody needs a key: 50 connections of this stopped everything else for seconds."""
+    async with app.running(Settings(database_url=embedded18.fresh_database())) as service:
+        metrics = Metrics(service.engine, service.sender)
+        written, original = 0, metrics.exposition
+
+        def exposition() -> bytes:
+            nonlocal written
+            written += 1
+            return original()
+
+        metrics.exposition = exposition  # type: ignore[method-assign]
+        vitals, call = Vitals(service, metrics), Call({"query_string": b"", "headers": []}, _nothing, NOBODY)
+        began = time.monotonic()
+        replies = [await vitals.metrics(call) for _ in range(20 * LIMITS.metrics_burst)]
+        most = LIMITS.metrics_burst + LIMITS.metrics_per_second * (time.monotonic() - began)
+        assert LIMITS.metrics_burst <= written <= most
+        assert {reply.status for reply in replies if isinstance(reply, Reply)} == {200}
+        # And anew as soon as a scraper may: what happened meanwhile is in it.
+        metrics.request("/a-path-of-its-own", 200, 0.1)
+        async with asyncio.timeout(30):
+            while b"/a-path-of-its-own" not in (await _scraped(vitals, call)):
+                await asyncio.sleep(0.01)
+
+
+async def _scraped(vitals: Vitals, call: Call) -> bytes:
+    reply = await vitals.metrics(call)
+    assert isinstance(reply, Reply)
+    return reply.body
+
+
+async def _nothing() -> dict[str, object]:
+    return {"type": "http.disconnect"}
 
 
 def test_a_held_account_is_told_as_in_flight_and_a_full_queue_as_busy(impatient: sites.Site, dsn: str) -> None:

@@ -1,4 +1,4 @@
-"""Paying over HTTP: the order is the identity, with a key or without; what nobody knows yet is 202."""
+"""Paying over HTTP: the order is the identity, under whatever key; what nobody knows yet is 202."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from tallystick.providers.simulator.process import RunningSimulator
 from tallystick.web import examples
 from tests import servers
 from tests.orders import receive
-from tests.payments import age, charged
+from tests.payments import age, charged, new_key
 from tests.providers.worlds import Control
 from tests.web import site as sites
 
@@ -57,7 +57,7 @@ def reserve(client: httpx2.Client) -> dict[str, Any]:
 
 def pay(client: httpx2.Client, order: dict[str, Any], *, key: str | None = None, **other: Any) -> httpx2.Response:
     body = {"reservation_token": order["reservation_token"], **other}
-    headers = {} if key is None else {"idempotency-key": key}
+    headers = {"idempotency-key": key or new_key()}
     return client.post(f"/v1/orders/{order['id']}/pay", json=body, headers=headers)
 
 
@@ -69,7 +69,7 @@ def told(answer: httpx2.Response) -> tuple[int, str]:
 def test_an_order_is_charged_once_and_told_the_same_for_ever(
     buyer: httpx2.Client, order: dict[str, Any], control: Control
 ) -> None:
-    first, second = pay(buyer, order), pay(buyer, order)
+    first, second = pay(buyer, order, key="once"), pay(buyer, order, key="once")
     third, fourth = pay(buyer, order, key="a"), pay(buyer, order, key='"another"')
     assert {answer.status_code for answer in (first, second, third, fourth)} == {201}
     assert first.content == second.content == third.content == fourth.content
@@ -80,7 +80,7 @@ def test_an_order_is_charged_once_and_told_the_same_for_ever(
     assert first.json()["client_secret"].startswith(made["id"])
     shown = buyer.get(f"/v1/orders/{order['id']}")
     assert shown.json()["payment"] == {
-        "status": "COMPLETED",
+        "status": "AWAITING_CUSTOMER",
         "payment_intent_id": made["id"],
         "attempts": 1,
         "reason": None,
@@ -150,7 +150,8 @@ def test_what_cannot_be_paid_is_refused_by_its_code(
         ({"reservation_token": "x", "amount_micros": 1}, "field_invalid"),
         ([], "field_invalid"),
     ):
-        assert told(buyer.post(f"/v1/orders/{one['id']}/pay", json=body)) == (400, code)
+        keyed = {"idempotency-key": new_key()}
+        assert told(buyer.post(f"/v1/orders/{one['id']}/pay", json=body, headers=keyed)) == (400, code)
     assert told(pay(buyer, one, key="a b")) == (400, "idempotency_key_invalid")
     assert told(pay(buyer, one, payment_method="no such method\x00")) == (409, "payment_not_possible")
     asyncio.run(receive(dsn, "id = $1", three["id"].removeprefix("or_"), pays=True))
@@ -170,3 +171,23 @@ def test_the_document_tells_it_as_it_is(buyer: httpx2.Client, order: dict[str, A
     shown = buyer.get(f"/v1/orders/{order['id']}").json()
     assert shown.keys() == examples.ORDER_IN_PAYMENT.keys()
     assert shown["payment"].keys() == examples.ORDER_IN_PAYMENT["payment"].keys()
+
+
+def test_a_person_closes_a_charge_that_nobody_answered_for(
+    buyer: httpx2.Client, till: sites.Site, dsn: str, control: Control, order: dict[str, Any]
+) -> None:
+    """Over HTTP, once under its key; with the provider's word where it can be asked."""
+    control.plan("stripe.charge:execute_then_drop=100%")
+    control.plan("stripe.list:drop_before=100%")
+    assert pay(buyer, order, payment_method="pm_card_visa").status_code == 202
+    control.call("DELETE", "faults")
+    asyncio.run(age(dsn))
+    (made,) = charged(control)
+    path, headers = f"/v1/orders/{order['id']}/payment/resolve", {"idempotency-key": new_key()}
+    body = {"outcome": "never_charged", "evidence": "none seen"}
+    assert buyer.post(path, json=body).json()["code"] == "idempotency_key_missing"
+    assert buyer.post(path, json=body, headers=headers).json()["code"] == "payment_not_confirmed"
+    body = {"outcome": "charged", "payment_intent_id": made["id"], "evidence": "the dashboard shows it"}
+    first, again = (buyer.post(path, json=body, headers=headers) for _ in range(2))
+    assert (first.status_code, first.json()["payment"]["payment_intent_id"]) == (200, made["id"]), first.text
+    assert (again.content, again.headers["idempotent-replayed"]) == (first.content, "true")

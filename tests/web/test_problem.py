@@ -5,12 +5,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tallystick.core.operation import Kinds
 from tallystick.core.outcome import Rejected
 from tallystick.engine.engine import Engine
-from tallystick.errors import Busy, Faulted, InFlight, InvariantBroken, OutcomeUnknown, Unreachable
+from tallystick.errors import (
+    Busy,
+    Faulted,
+    InFlight,
+    InvariantBroken,
+    OutcomeUnknown,
+    RateExceeded,
+    ShareUsed,
+    TooManyGuesses,
+    Unreachable,
+)
 from tallystick.flows.sending import Sender
 from tallystick.store.database import Database
 from tallystick.store.operation import PostgresLedger
@@ -22,8 +33,13 @@ from tallystick.web.resource import Resource
 from tallystick.web.route import Answer, Route
 
 SOURCE = Path(__file__).parents[2] / "src" / "tallystick"
+# A refusal and its own kinds; the code is what each is given first.
+REFUSALS = {"Rejected", "PaymentRefused", "RefundRefused"}
+# Makes one, in core. The providers' functions of that name make an answer of a provider instead.
+MAKES_REFUSALS = "_refused"
 # Given by a variable where they are raised.
 COMPUTED = {
+    "day_ceiling_reached",
     "amount_not_integer",
     "amount_not_positive",
     "amount_overflow",
@@ -53,8 +69,9 @@ COMPUTED = {
 def _codes() -> set[str]:
     found = set(COMPUTED)
     for file in SOURCE.rglob("*.py"):
+        said_by = REFUSALS | {MAKES_REFUSALS} if file.parent.name == "core" else REFUSALS
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Rejected" and node.args:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in said_by and node.args:
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
                     found.add(str(code.value))
@@ -83,6 +100,9 @@ _ERRORS = (
     Unreachable("secret-host:5432"),
     Faulted("secret-kind"),
     InvariantBroken("secret"),
+    ShareUsed(0.2),
+    TooManyGuesses(3),
+    RateExceeded(0.3),
 )
 
 
@@ -95,6 +115,9 @@ _ERRORS = (
         (_ERRORS[3], 503, "database_unreachable", 1),
         (_ERRORS[4], 500, "handler_failed", None),
         (_ERRORS[5], 500, "internal_error", None),
+        (_ERRORS[6], 429, "share_used", 1),
+        (_ERRORS[7], 429, "too_many_guesses", 3),
+        (_ERRORS[8], 429, "rate_exceeded", 1),
     ],
 )
 def test_a_failure_says_what_to_do_and_nothing_of_our_inside(
@@ -140,3 +163,10 @@ async def test_a_bug_is_answered_without_its_words() -> None:
     problem = json.loads(sent[1]["body"])
     assert (sent[0]["status"], problem["code"]) == (500, "internal_error")
     assert "secret" not in str(problem)
+
+
+def test_a_full_disk_is_called_one() -> None:
+    """Who is on call reads the answer and /readyz, which say the same: make room, instead of looking at the network."""
+    error = Unreachable("secret")
+    error.__cause__ = asyncpg.DiskFullError("could not extend file secret")
+    assert failed(error).detail == "The database has no room left on its disk."

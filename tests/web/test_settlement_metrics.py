@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tallystick import app
 from tallystick.core.idempotency import Tenant
 from tallystick.core.outcome import Rejected
-from tallystick.settings import Settings
+from tallystick.settings import LIMITS, Settings
 from tallystick.store.tenant import Access
 from tallystick.web import health
 from tallystick.web.call import Call
@@ -72,7 +72,7 @@ async def _scrape(vitals: Vitals, *, remembering: bool = False) -> Figures:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(reply.body.decode())
         for sample in family.samples
-        if sample.name.startswith("tally_settlement")
+        if sample.name.startswith(("tally_settlement", "tally_provider_stopped"))
     }
 
 
@@ -112,6 +112,7 @@ async def test_the_figures_are_those_of_the_database(vitals: Vitals, dsn: str, c
     }
     # What has not happened is told as 0: an alert on a figure that is not there never fires.
     assert {name for name, value in found.items() if not value} == {
+        ("tally_provider_stopped", "simulator"),
         ("tally_settlement_lookups_total", "absent"),
         ("tally_settlement_lookups_total", "undecided"),
         ("tally_settlement_doubles_total",),
@@ -148,7 +149,8 @@ async def test_the_oldest_processing_settlement_is_shown_with_its_age(
 async def test_the_database_is_asked_by_one_scraper_at_a_time_and_not_again_at_once(
     vitals: Vitals, dsn: str, control: Control
 ) -> None:
-    scrapes = [asyncio.create_task(_scrape(vitals, remembering=True)) for _ in range(30)]
+    # Fewer than are written anew at once.
+    scrapes = [asyncio.create_task(_scrape(vitals, remembering=True)) for _ in range(LIMITS.metrics_burst // 2)]
     await asyncio.sleep(0)
     asking = vitals._figures._asking
     assert asking is not None
@@ -201,6 +203,7 @@ async def test_every_alert_looks_at_figures_that_are_shown(vitals: Vitals) -> No
     shown = {name for name, *_ in await _scrape(vitals)}
     rules = _rules()
     assert rules.keys() == {
+        "ProviderStopped",
         "SettlementReclaimsFrequent",
         "SettlementProcessingOld",
         "SettlementPaidTwice",

@@ -18,7 +18,7 @@ def test_a_fee_holds_for_what_is_created_after_it(payouts: Payouts, payer: httpx
     before = create(payer, squad, "before", currency="CHF").json()
     done = _put(payer, "CHF", {"percent_ppm": 25_000, "fixed_micros": 300_000, "minimum_micros": 500_000})
     assert done.status_code == 200
-    assert done.json()["changed_by"] == payouts.site.keys["default", "admin"][:12]
+    assert done.json()["changed_by"] == payouts.site.author()
     listed = payer.get("/v1/settlement-policies").json()["policies"]
     assert done.json() in listed
     # 2.5 % of 12.34 and 0.30 is 0.6085; of 1.00 it is less than the least.

@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import httpx2
 import pytest
 
+from tallystick.store import tenant as tenants
 from tests.providers.worlds import Control
-from tests.settlements import Shop, shop
+from tests.settlements import Shop, shop, superuser
 from tests.web.conftest import Payouts
 from tests.web.payouts import created, status_of, told
 
@@ -58,7 +60,7 @@ async def test_a_dispute_puts_the_money_back_in_transit_and_confirming_ends_it(
     assert replay.headers["idempotent-replayed"] == "true"
     assert status_of(payer, name) == "transferred"
     events = payer.get(f"/v1/settlements/{name}").json()["events"]
-    person = payouts.site.keys["default", "admin"][:12]
+    person = payouts.site.author()
     told_of = [(event["what"], event["by"]) for event in events]
     assert told_of == [("disputed", person), ("resolved_confirm", person)]
     assert (events[0]["body"]["reason"], events[0]["body"]["evidence"]) == (WHY["reason"], WHY["evidence"])
@@ -109,7 +111,7 @@ async def test_another_generation_needs_a_second_person(
         assert (asked.status_code, asked.json()["settlement"]["status"]) == (200, "failed")
         approval = asked.json()["approval"]
         assert (approval["settlement"], approval["generation"], approval["decision"]) == (name, 1, None)
-        assert approval["asked_by"] == payouts.site.keys["default", "operator"][:12]
+        assert approval["asked_by"] == payouts.site.author("operator")
         path = f"/v1/approvals/{approval['id']}"
         yes = {"decision": "approve", "reason": "The refusal is final."}
         assert told(_post(operator, path, yes, f"{squad}-0")) == (403, "forbidden")
@@ -142,6 +144,89 @@ async def test_an_admin_who_asked_cannot_approve_his_own(payer: httpx2.Client, s
     own = _post(payer, f"/v1/approvals/{approval}", {"decision": "approve", "reason": "Me."}, f"{squad}-own")
     assert told(own) == (403, "second_person_needed")
     assert status_of(payer, name) == "failed"
+
+
+async def _keyed(payouts: Payouts, worker: Shop, owner: str) -> httpx2.Client:
+    """An admin's key of this owner."""
+    key = tenants.new_key()
+    await tenants.add_key(worker.database, worker.tenant, "admin", key, owner=owner)
+    return httpx2.Client(
+        base_url=f"http://127.0.0.1:{payouts.site.port}", headers={"authorization": f"Bearer {key}"}, timeout=60
+    )
+
+
+async def test_a_second_key_of_the_same_person_approves_nothing(
+    payer: httpx2.Client, squad: str, worker: Shop, payouts: Payouts
+) -> None:
+    """Four eyes are two people's, however many keys each of them has."""
+    name = created(payer, squad, destination="acct_closed")
+    await worker.tick()
+    yes = {"decision": "approve", "reason": "Me again."}
+    with await _keyed(payouts, worker, "anna") as one, await _keyed(payouts, worker, "anna") as two:
+        approval = _resolve(one, name, "retry").json()["approval"]
+        own = _post(two, f"/v1/approvals/{approval['id']}", yes, f"{squad}-own")
+        assert told(own) == (403, "second_person_needed")
+        assert one.get(f"/v1/approvals/{approval['id']}").json()["decision"] is None
+    with await _keyed(payouts, worker, "bert") as another:
+        done = _post(another, f"/v1/approvals/{approval['id']}", yes, f"{squad}-other")
+        assert (done.status_code, done.json()["approval"]["decision"]) == (200, "approved")
+
+
+@pytest.mark.parametrize("nobody", ["unknown", "bootstrap"])
+async def test_a_key_without_a_person_approves_nothing(
+    payer: httpx2.Client, squad: str, worker: Shop, payouts: Payouts, nobody: str
+) -> None:
+    """Whoever holds it may be the one who asked; and who asked with one may be anybody. Both can still reject."""
+    name = created(payer, squad, destination="acct_closed")
+    await worker.tick()
+    yes, no = ({"decision": decision, "reason": "Looked."} for decision in ("approve", "reject"))
+    with await _keyed(payouts, worker, "anna") as anna, await _keyed(payouts, worker, nobody) as unnamed:
+        approval = _resolve(anna, name, "retry").json()["approval"]["id"]
+        refused = _post(unnamed, f"/v1/approvals/{approval}", yes, f"{squad}-1")
+        assert told(refused) == (403, "second_person_needed")
+        assert "tally keys create --for NAME" in refused.json()["remedy"]
+        assert _post(unnamed, f"/v1/approvals/{approval}", no, f"{squad}-2").status_code == 200
+        approval = _resolve(unnamed, name, "retry", key=f"again-{name}").json()["approval"]["id"]
+        assert told(_post(anna, f"/v1/approvals/{approval}", yes, f"{squad}-3")) == (403, "second_person_needed")
+
+
+async def test_a_key_that_asked_before_keys_had_names_is_its_owners(
+    payer: httpx2.Client, squad: str, worker: Shop, payouts: Payouts
+) -> None:
+    """The release before knew who asked by the key alone: its owner cannot approve, with this key or another."""
+    name = created(payer, squad, destination="acct_closed")
+    await worker.tick()
+    with await _keyed(payouts, worker, "anna") as anna:
+        approval = _resolve(anna, name, "retry").json()["approval"]
+        connection = await asyncpg.connect(superuser(payouts.dsn))
+        try:
+            async with connection.transaction():
+                await connection.execute("SET LOCAL session_replication_role = replica")
+                await connection.execute(
+                    "UPDATE tally.approval SET asked_by = split_part(asked_by, '/', 2) WHERE id = $1::uuid",
+                    approval["id"].removeprefix("ap_"),
+                )
+        finally:
+            await connection.close()
+        assert anna.get(f"/v1/approvals/{approval['id']}").json()["asked_by"].startswith("tsk_")
+        yes = {"decision": "approve", "reason": "Me."}
+        own = _post(anna, f"/v1/approvals/{approval['id']}", yes, f"{squad}-own")
+        assert told(own) == (403, "second_person_needed")
+
+
+async def test_the_database_holds_that_a_second_person_is_another(
+    payer: httpx2.Client, squad: str, worker: Shop, payouts: Payouts
+) -> None:
+    name = created(payer, squad, destination="acct_closed")
+    await worker.tick()
+    approval = _resolve(payer, name, "retry").json()["approval"]
+    with pytest.raises(asyncpg.CheckViolationError, match="second_person"):
+        async with worker.database.owning() as connection:
+            await connection.execute(
+                "UPDATE tally.approval SET decision = 'approved', decided_at = now(), "
+                "decided_by = split_part(asked_by, '/', 1) || '/another key' WHERE id = $1::uuid",
+                approval["id"].removeprefix("ap_"),
+            )
 
 
 async def test_a_rejected_generation_leaves_it_failed(

@@ -20,7 +20,7 @@ from tallystick.web.webhook import PREFIX, WebhookReceiver
 from tests import servers
 from tests.ledgers import broken, fetchval
 from tests.web import site as sites
-from tests.webhooks import SECRET, body, delivery, headers, payment, request, signature, stored
+from tests.webhooks import SECRET, TRUSTED, body, delivery, headers, payment, request, signature, stored
 
 HOOK = "/webhooks/simulator"
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "webhook.yml"
@@ -272,7 +272,7 @@ async def test_every_alert_looks_at_figures_that_are_shown(hooks: Hooks) -> None
 
 @asynccontextmanager
 async def receiving(dsn: str, limits: Limits = LIMITS) -> AsyncIterator[tuple[WebhookReceiver, app.Service]]:
-    async with app.running(Settings(database_url=dsn), limits=limits) as service:
+    async with app.running(Settings(database_url=dsn, simulator_webhook_secret=TRUSTED), limits=limits) as service:
         yield WebhookReceiver(service, limits=limits), service
 
 

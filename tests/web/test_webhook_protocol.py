@@ -16,7 +16,7 @@ from tallystick.web.server import serve
 from tallystick.web.webhook import Front, WebhookReceiver
 from tallystick.web.webhook_protocol import WebhookProtocol
 from tests import servers
-from tests.webhooks import body, request, signature, stored
+from tests.webhooks import TRUSTED, body, request, signature, stored
 
 
 class Hooks:
@@ -45,7 +45,7 @@ class Hooks:
 async def hooks(embedded18: servers.Server) -> AsyncIterator[Hooks]:
     dsn = embedded18.fresh_database()
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    async with app.running(Settings(database_url=dsn)) as service:
+    async with app.running(Settings(database_url=dsn, simulator_webhook_secret=TRUSTED)) as service:
         front: Any = build(service)
         assert isinstance(front, Front)
         serving = asyncio.create_task(

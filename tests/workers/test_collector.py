@@ -19,6 +19,7 @@ from tests import servers
 from tests.orders import execute
 from tests.payments import HURRIED, age, charged, checkout
 from tests.providers.worlds import Control
+from tests.servers import AT_HOME
 from tests.settlements import superuser
 
 # A pause that no test could sit out: who passes, did not pause.
@@ -70,7 +71,7 @@ async def test_neither_an_outage_nor_a_restored_database_ends_it(
         order = await shop.order()
         await shop.pending(order)
         await age(dsn)
-        await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline + 1")
+        await execute(superuser(dsn), "UPDATE tally.whereabouts SET database = 0")
         with capture_logs() as said:
             async with at_work(CollectorWorker(shop.payments, limits=limits)):
                 stopped = await heard(said, "collector_stopped")
@@ -80,7 +81,7 @@ async def test_neither_an_outage_nor_a_restored_database_ends_it(
                 async with owner.transaction():
                     # Nobody gets at the log for longer than a worker waits.
                     await owner.execute("LOCK tally.payment_idempotency_log")
-                    await execute(superuser(dsn), "UPDATE tally.whereabouts SET timeline = timeline - 1")
+                    await execute(superuser(dsn), AT_HOME)
                     await heard(said, "collector_interrupted")
                 await owner.close()
                 await heard(said, "collected")

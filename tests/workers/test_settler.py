@@ -176,7 +176,7 @@ async def test_a_restored_database_is_waited_for(
     monkeypatch.setattr(module, "_RESTORED_SECONDS", 0.02)
     async with shop(dsn, control) as made:
         await made.create("a-1")
-        await fetchval(dsn, "UPDATE tally.whereabouts SET timeline = timeline + 1")
+        await fetchval(dsn, "UPDATE tally.whereabouts SET database = 0")
         async with at_work(worker(made)):
             said = ""
             async with asyncio.timeout(30):
@@ -184,7 +184,7 @@ async def test_a_restored_database_is_waited_for(
                     said += "".join(capfd.readouterr())
                     await asyncio.sleep(0.02)
             assert control.made("stripe", "transfer") == []
-            await fetchval(dsn, "UPDATE tally.whereabouts SET timeline = timeline - 1")
+            await fetchval(dsn, "UPDATE tally.whereabouts SET database = (SELECT database FROM tally.here())")
             await until_transferred(dsn, 1)
     assert "tally recover" in said
 

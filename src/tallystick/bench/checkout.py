@@ -25,7 +25,6 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from tallystick import app
 from tallystick.bench import cpu, ground, http
 from tallystick.bench.checkout_load import Bought, Sale
 from tallystick.bench.checkout_plain import IS_HERE
@@ -106,7 +105,7 @@ async def _measured(server_dsn: str, *, seconds: float, seed: int, buyers: int, 
         async with _service(dsn, simulator.url, side) as (port, pid):
             endpoint = {
                 "url": f"http://127.0.0.1:{port}/webhooks/simulator",
-                "secrets": [app.SIMULATOR_WEBHOOK_SECRET],
+                "secrets": [ground.WEBHOOK_SECRET],
             }
             await _asked(simulator.url, "PUT", "/_sim/endpoints/stripe", endpoint)
             warm = await Sale(port=port, buyers=buyers, seconds=_WARM_SECONDS, seed=-seed, sku=_SKU).run()

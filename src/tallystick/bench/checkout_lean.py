@@ -16,8 +16,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tallystick import app
+from tallystick.bench import ground
 from tallystick.bench.checkout_shop import Shop, shop
 from tallystick.core.provider import Charge, Done, Forged, Sending
+from tallystick.core.secret import Secret
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS
@@ -38,7 +40,7 @@ class _Payment(msgspec.Struct):
 @asynccontextmanager
 async def lean(dsn: str, simulator_url: str) -> AsyncIterator[ASGIApp]:
     """The application, over the simulator."""
-    provider = app.simulator(simulator_url)
+    provider = app.simulator(simulator_url, Secret(ground.WEBHOOK_SECRET))
     try:
         async with shop(dsn) as opened:
             front = _Front(opened, provider)

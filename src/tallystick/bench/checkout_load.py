@@ -153,7 +153,9 @@ class _Buyer(asyncio.Protocol):
             self._order = _order(body)
             self._is_paying = True
             asked = {"reservation_token": self._order.reservation_token, "payment_method": "pm_card_visa"}
-            self._transport.write(post(f"/v1/orders/{self._order.id}/pay", msgspec.json.encode(asked)))
+            # The order's id is as good a key as any: there is one attempt.
+            key = f"Idempotency-Key: {self._order.id}\r\n"
+            self._transport.write(post(f"/v1/orders/{self._order.id}/pay", msgspec.json.encode(asked), key))
         elif self._is_paying:
             self._is_paying = False
             self._ask()

@@ -13,7 +13,7 @@ from uuid import UUID
 import uvicorn
 from starlette.requests import Request
 
-from tallystick import app
+from tallystick.bench import ground
 from tallystick.bench.checkout_shop import shop
 
 IS_HERE: Final = all(find_spec(name) is not None for name in ("fastapi", "pydantic", "stripe", "aiohttp"))
@@ -92,7 +92,7 @@ def _application(dsn: str, simulator_url: str) -> Any:  # noqa: ANN401 - FastAPI
     async def receive(request: Request, stripe_signature: Annotated[str, Header()]) -> Response:
         body = await request.body()
         try:
-            event = stripe.Webhook.construct_event(body, stripe_signature, app.SIMULATOR_WEBHOOK_SECRET)
+            event = stripe.Webhook.construct_event(body, stripe_signature, ground.WEBHOOK_SECRET)
         except (ValueError, stripe.SignatureVerificationError) as error:
             raise HTTPException(400, "forged") from error
         reference = getattr(event.data.object.metadata, "reference", "")

@@ -13,9 +13,10 @@ from typing import Literal
 import uvloop
 
 from tallystick import app
-from tallystick.bench import checkout_plain
+from tallystick.bench import checkout_plain, ground
 from tallystick.bench.checkout_lean import lean
 from tallystick.bench.checkout_shop import make
+from tallystick.core.secret import Secret
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web.api import build
@@ -29,7 +30,7 @@ async def main(dsn: str, simulator: str, key: str, sku: str, stock: int, *, side
     """As `tally up` does it: the API, the webhook receiver and every worker."""
     gc.set_threshold(50_000)
     if side == "ours":
-        async with app.running(Settings(database_url=dsn), migrating=False, simulator_url=simulator) as service:
+        async with app.running(_settings(dsn), migrating=False, simulator_url=simulator) as service:
             owner = await tenants.ensure_tenant(service.database, "default")
             await tenants.add_key(service.database, owner, "admin", key)
             await service.orders.set_stock(owner, sku, stock)
@@ -46,6 +47,10 @@ async def main(dsn: str, simulator: str, key: str, sku: str, stock: int, *, side
 
 def _listening(_host: str, port: int) -> None:
     print(port, flush=True)  # noqa: T201 - read by the bench
+
+
+def _settings(dsn: str) -> Settings:
+    return Settings(database_url=dsn, simulator_webhook_secret=Secret(ground.WEBHOOK_SECRET))
 
 
 if __name__ == "__main__":

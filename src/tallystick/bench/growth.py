@@ -17,6 +17,7 @@ from tallystick.settings import Settings
 from tallystick.store import copying
 
 _CHUNK = 20_000
+_AUTHOR = b"billing/tsk_AbCd1234"
 _TABLES = ("operation", "entry", "journal", "outbox")
 _ENTRY = Struct("!h" + "ii" + "iq" + "iq" + "i16s" + "iq" + "iq" + "iq").pack
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -106,6 +107,8 @@ async def _operations(count: int) -> AsyncIterator[bytes]:
         + request
         + len(body).to_bytes(4, "big")
         + body
+        + len(_AUTHOR).to_bytes(4, "big")
+        + _AUTHOR
         + (8).to_bytes(4, "big")
         + _BEGIN.to_bytes(8, "big")
     )
@@ -113,7 +116,7 @@ async def _operations(count: int) -> AsyncIterator[bytes]:
         rows = []
         for number in range(first, min(first + _CHUNK, count)):
             key = b"grown-%d" % number
-            rows.append(b"\0\6\0\0\0\4\0\0\0\1\0\0\0\x10" + _id(number) + len(key).to_bytes(4, "big") + key + tail)
+            rows.append(b"\0\7\0\0\0\4\0\0\0\1\0\0\0\x10" + _id(number) + len(key).to_bytes(4, "big") + key + tail)
         yield b"".join(rows)
     yield _TRAILER
 

@@ -178,7 +178,9 @@ class Requests:
 
     def answered(self, status: int, body: bytes) -> None:
         if status != self._expected or b'"problem"' in body:
-            message = f"unexpected answer {status}: {body[:500]!r}"
+            # Of a batch, the first operation that was not done.
+            told = max(0, body.find(b'"problem"') - 100)
+            message = f"unexpected answer {status}: {body[told : told + 500]!r}"
             if not self.done.done():
                 self.done.set_exception(RuntimeError(message))
         self.count += 1

@@ -4,6 +4,9 @@
 ALTER TABLE tally.orders DISABLE TRIGGER identity;
 UPDATE tally.orders SET expires_at = created_at + interval '1 microsecond' WHERE status = 'PENDING';
 ALTER TABLE tally.orders ENABLE TRIGGER identity;
+-- As if the provider had been out of reach all the while: else it would be asked about each of them.
+INSERT INTO tally.order_hold (tenant_id, order_id, verdict, closed_as)
+SELECT tenant_id, id, 'given_up', 'unanswered' FROM tally.orders WHERE status = 'PENDING';
 
 -- name: ends
 SELECT (SELECT count(*) FROM tally.orders WHERE status = 'PAID') AS paid,

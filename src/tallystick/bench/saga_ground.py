@@ -112,7 +112,7 @@ async def opened(dsn: str, name: str, provider: Provider) -> AsyncIterator[Shop]
         orders = await stack.enter_async_context(Orders(database, ttl=timedelta(seconds=3600), grace=timedelta()))
         payments = await stack.enter_async_context(Payments(database, known, sender, provider=name, limits=_PATIENT))
         refunds = await stack.enter_async_context(Refunds(database, known, sender, limits=_PATIENT))
-        saga = Saga(database, refunds, limits=_PATIENT)
+        saga = Saga(database, refunds, sender.witness, limits=_PATIENT)
         tenant = await tenants.ensure_tenant(database, "default")
         yield Shop(dsn, database, tenant, name, orders, payments, saga)
 
@@ -141,7 +141,9 @@ async def _bought(shop: Shop, wish: OrderReserved, key: str) -> tuple[OrderView,
         message = f"an order of the bench was refused: {made}"
         raise TypeError(message)
     order = made.view
-    paid = await shop.payments.pay(shop.tenant, order.id, order.reservation_token, payment_method=_METHOD)
+    paid = await shop.payments.pay(
+        shop.tenant, order.id, order.reservation_token, idempotency_key=key, payment_method=_METHOD
+    )
     if not isinstance(paid, Paying) or paid.payment.payment_intent_id is None:
         message = f"a charge of the bench was not taken: {paid}"
         raise TypeError(message)

@@ -17,11 +17,14 @@ from tallystick.store import tenant as tenants
 from tallystick.web.api import build
 from tallystick.web.server import serve
 
+_PATIENCE_SECONDS = 60.0
+
 
 async def main(dsn: str, key: str, lanes: int, batch: int) -> None:
     """As `tally serve` does it, with the engine's limits given."""
     gc.set_threshold(50_000)
-    limits = dataclasses.replace(LIMITS, lanes=lanes, batch=batch)
+    # One by one, a batch's thousand operations take longer than callers are kept waiting on a slow machine.
+    limits = dataclasses.replace(LIMITS, lanes=lanes, batch=batch, wait_seconds=_PATIENCE_SECONDS)
     async with app.running(Settings(database_url=dsn), limits=limits) as service:
         owner = await tenants.ensure_tenant(service.database, "default")
         await tenants.add_key(service.database, owner, "admin", key)

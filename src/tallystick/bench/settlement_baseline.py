@@ -105,6 +105,9 @@ class _Worker:
             account=self._adapter.account,
             token=uuid4(),
             leave_seconds=LIMITS.send_seconds,
-            remembered=self._adapter.facts.key_horizon - self._adapter.facts.key_margin,
+            since=row.created_at,
+            remembered=self._adapter.facts.remembered,
+            settles_in=self._adapter.facts.settles_in,
+            mark=f"settlement/{row.name}",
             subject=row.id,
         )

@@ -11,13 +11,14 @@ import msgspec
 from tallystick import queries
 from tallystick.core.idempotency import Tenant
 from tallystick.core.settlement import Patience
-from tallystick.core.settlement_ledger import SettlementCreated
+from tallystick.core.settlement_ledger import SettlementCreated, clearing
 from tallystick.errors import TallystickError, require
 from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settling import Settler
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS
+from tallystick.store import account
 from tallystick.store import database as postgres
 from tallystick.store import tenant as tenants
 from tallystick.store.database import Connection, Database
@@ -29,6 +30,7 @@ SQUADS: Final = 1_000
 PATIENCE: Final = Patience(stuck_after=timedelta(seconds=300), budget=8)
 BASELINE_CONNECTIONS: Final = 16
 
+_CURRENCY: Final = "EUR"
 # Wishes at once: every lane of creation is busy, and no wish waits for long.
 _AT_ONCE: Final = LIMITS.lanes * LIMITS.batch
 # A lane of its own for everything a service has, and one for each of the baseline's.
@@ -90,6 +92,8 @@ async def opened(dsn: str, providers: Mapping[str, Provider], *, by: str = "benc
         settlements = await stack.enter_async_context(Settlements(database, providers))
         settler = Settler(database, providers, sender, patience=dict.fromkeys(providers, PATIENCE), by=by)
         tenant = await tenants.ensure_tenant(database, "default")
+        # Without a floor: what is measured is paying out, not what came in before.
+        await account.put(database, tenant, clearing(_CURRENCY), currency=_CURRENCY, floor_micros=None, limits=())
         yield Ground(dsn, database, tenant, providers, settlements, settler)
 
 
@@ -124,7 +128,7 @@ def _wish(number: int, provider: str, chance: random.Random, seed: int) -> Settl
         attribution_id=f"bench-{seed}-{number}",
         squad_id=f"squad-{squad}",
         gross_micros=10_000 * chance.randrange(100, 100_000),
-        currency="EUR",
+        currency=_CURRENCY,
         destination=f"acct_{squad:016}",
         provider=provider,
     )

@@ -79,12 +79,17 @@ class Instant:
         """Always a transfer."""
         return "transfer"
 
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+        """It takes no payments."""
+        return Unknown(code="cannot_cancel", message="nothing is taken here")
+
     async def look_up(
         self,
         instruction: Instruction,  # noqa: ARG002 - as the port has it
         *,
         first_sent_at: datetime,  # noqa: ARG002
         now: datetime,  # noqa: ARG002
+        until: datetime | None = None,  # noqa: ARG002
     ) -> Absent:
         """Nothing is kept, so nothing is found."""
         return Absent(lookup=Lookup.EXACT)
@@ -114,6 +119,9 @@ class Instant:
     def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:  # noqa: ARG002
         """Sends no webhooks."""
         return Forged("not_here", "This provider of the bench sends no webhooks.")
+
+    def time(self) -> None:
+        """It has no clock of its own."""
 
     async def ping(self) -> Reachability:
         """Always there."""

@@ -21,7 +21,7 @@ from typing import Final, Literal
 import asyncpg
 import msgspec
 
-from tallystick import app, queries
+from tallystick import queries
 from tallystick.bench import ground
 from tallystick.bench.order_status import Asked, asking, prepared
 from tallystick.bench.pauses import watched
@@ -189,11 +189,11 @@ async def _measured(
 ) -> Measured:
     async with ground.database(server_dsn) as dsn:
         async with AsyncExitStack() as stack:
-            started = [await stack.enter_async_context(_receiver(dsn, side)) for _ in range(receivers)]
+            started = [await stack.enter_async_context(received_by(dsn, side)) for _ in range(receivers)]
             order = Order(
                 ports=tuple(port for port, _ in started),
                 path="/webhooks/simulator",
-                secret=app.SIMULATOR_WEBHOOK_SECRET,
+                secret=ground.WEBHOOK_SECRET,
                 seed=seed,
                 run=f"{seed:x}",
                 count=count,
@@ -203,13 +203,13 @@ async def _measured(
                 signed_before=not is_spike,
             )
             clock = await ServerClock.started(dsn)
-            driven, asked = await _spike(order, dsn) if is_spike else (await _driven(order), None)
+            driven, asked = await _spike(order, dsn) if is_spike else (await driven_by(order), None)
             server_seconds = await clock.seconds(dsn)
             used = _together([await ended() for _, ended in started])
         statuses = set(driven.statuses)
         require(statuses == {"200"} and not driven.unanswered, f"not every webhook was acknowledged: {driven}")
         require(rate or is_spike or driven.answered < count, "the prepared requests were used up")
-        stored = await _stored(dsn, "count" if side == "ours" else "baseline_count")
+        stored = await stored_in(dsn, "count" if side == "ours" else "baseline_count")
         require(stored == driven.distinct, f"{driven.distinct} events were acknowledged, and {stored} are there")
         if side == "ours":
             await ground.checked(dsn)
@@ -223,11 +223,12 @@ def _together(used: list[Used]) -> Used:
 
 async def _spike(order: Order, dsn: str) -> tuple[Driven, Asked]:
     async with asking(order.ports[0], await prepared(dsn)) as questions:
-        driven = await _driven(order)
+        driven = await driven_by(order)
     return driven, await questions.ended()
 
 
-async def _driven(order: Order) -> Driven:
+async def driven_by(order: Order) -> Driven:
+    """The load, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tallystick.bench.webhooks_load", msgspec.json.encode(order).decode()),
         stdout=asyncio.subprocess.PIPE,
@@ -243,7 +244,8 @@ async def _driven(order: Order) -> Driven:
 
 
 @asynccontextmanager
-async def _receiver(dsn: str, side: Side) -> AsyncIterator[tuple[int, "_Ended"]]:
+async def received_by(dsn: str, side: Side) -> AsyncIterator[tuple[int, "_Ended"]]:
+    """A receiver in a process of its own: its port, and how to end it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tallystick.bench.webhooks_service", dsn, side),
         stdout=asyncio.subprocess.PIPE,
@@ -269,7 +271,8 @@ class _Ended:
         return msgspec.json.decode(said, type=Used)
 
 
-async def _stored(dsn: str, statement: str) -> int:
+async def stored_in(dsn: str, statement: str) -> int:
+    """How many events there are."""
     connection = await asyncpg.connect(dsn)
     try:
         found: int = await connection.fetchval(_SQL[statement])

@@ -17,7 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tallystick import app, queries
+from tallystick.bench import ground
 from tallystick.core.provider import Forged
+from tallystick.core.secret import Secret
 
 CONNECTIONS: Final = 16
 FRAMEWORK: Final = "FastAPI" if find_spec("fastapi") is not None else "Starlette"
@@ -27,7 +29,7 @@ _SQL: Final = queries.load(__package__, "webhooks.sql")
 @asynccontextmanager
 async def baseline(dsn: str) -> AsyncIterator[ASGIApp]:
     """The application, with its table made and its pool open. The signature is checked by the same code as ours."""
-    provider = app.simulator("http://127.0.0.1:1")
+    provider = app.simulator("http://127.0.0.1:1", Secret(ground.WEBHOOK_SECRET))
     async with asyncpg.create_pool(dsn, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
         await pool.execute(_SQL["table"])
 

@@ -18,6 +18,7 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from itertools import cycle
 from typing import Final
 
@@ -49,6 +50,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     repeated_percent: int = 5
     body_bytes: int = 1024
     signed_before: bool = True
+    # Of this machine: all of 127.0.0.0/8 is.
+    from_address: str = "127.0.0.1"
+    # The connections come from so many, from that one on.
+    addresses: int = 1
 
 
 class Driven(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +177,10 @@ class _Load:
     async def drive(self) -> Driven:
         loop = asyncio.get_running_loop()
         clients = []
-        for _, port in zip(range(self._order.connections), cycle(self._order.ports), strict=False):
-            _, client = await loop.create_connection(lambda: _Client(self), "127.0.0.1", port)
+        first = ip_address(self._order.from_address)
+        for place, port in zip(range(self._order.connections), cycle(self._order.ports), strict=False):
+            address = str(first + place % self._order.addresses)
+            _, client = await loop.create_connection(lambda: _Client(self), "127.0.0.1", port, local_addr=(address, 0))
             clients.append(client)
         gc.collect()
         gc.freeze()

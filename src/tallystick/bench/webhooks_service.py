@@ -13,9 +13,11 @@ import msgspec
 import uvloop
 
 from tallystick import app
+from tallystick.bench import ground
 from tallystick.bench.processor import own_seconds
 from tallystick.bench.settlement_memory import megabytes
 from tallystick.bench.webhooks_baseline import baseline
+from tallystick.core.secret import Secret
 from tallystick.settings import Settings
 from tallystick.web.api import build
 from tallystick.web.server import serve
@@ -40,13 +42,17 @@ async def main(dsn: str, side: str) -> None:
         print(port, flush=True)  # noqa: T201 - read by the bench
 
     if side == "ours":
-        async with app.running(Settings(database_url=dsn), migrating=False) as service:
+        async with app.running(_settings(dsn), migrating=False) as service:
             await serve(build(service), "127.0.0.1", 0, on_listening=listening)
     else:
         async with baseline(dsn) as simple:
             await serve(simple, "127.0.0.1", 0, on_listening=listening)
     told = Used(megabytes("VmHWM"), round(own_seconds() - before, 3))
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+
+
+def _settings(dsn: str) -> Settings:
+    return Settings(database_url=dsn, simulator_webhook_secret=Secret(ground.WEBHOOK_SECRET))
 
 
 if __name__ == "__main__":

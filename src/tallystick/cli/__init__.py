@@ -6,9 +6,11 @@ Exit 0 done, 1 the answer is bad news, 2 wrong usage or settings, 3 a dependency
 import os
 import sys
 
+import asyncpg
 import click
 import structlog
 
+from tallystick.cli.approvals import approvals
 from tallystick.cli.bench import bench
 from tallystick.cli.breaks import breaks
 from tallystick.cli.config import config
@@ -16,19 +18,27 @@ from tallystick.cli.events import events
 from tallystick.cli.explain import explain
 from tallystick.cli.keys import keys
 from tallystick.cli.migrate import migrate
+from tallystick.cli.outbox import outbox
+from tallystick.cli.payments import payments
+from tallystick.cli.person import system_user
 from tallystick.cli.policy import policy
 from tallystick.cli.probe import probe
 from tallystick.cli.providers import providers
+from tallystick.cli.psql import psql
 from tallystick.cli.reconcile import reconcile
 from tallystick.cli.recover import recover
+from tallystick.cli.refunds import refunds
+from tallystick.cli.retain import retain
 from tallystick.cli.serve import serve, up
 from tallystick.cli.settle import Interrupted, settle
 from tallystick.cli.simulator import simulator
 from tallystick.cli.sweep import sweep
 from tallystick.cli.verify import verify
 from tallystick.cli.work import work
+from tallystick.core.author import at_terminal, sign
 from tallystick.errors import (
     LogUnreachable,
+    MigrationBlocked,
     Misconfigured,
     NoSimulator,
     OutcomeUnknown,
@@ -48,6 +58,7 @@ _OUT_OF_REACH = (
     Interrupted,
     EmbeddedFailed,
     NoSimulator,
+    MigrationBlocked,
 )
 
 
@@ -59,6 +70,8 @@ def tally() -> None:
     Settings are TALLY_* environment variables or tally.toml; `tally config` shows the effective ones.
     Exit status: 0 done, 1 the answer is bad news, 2 wrong usage or settings, 3 a dependency is out of reach.
     """
+    # What a command does is done by whoever typed it; workers sign for themselves.
+    sign(at_terminal(system_user()))
 
 
 for command in (
@@ -70,14 +83,20 @@ for command in (
     recover,
     reconcile,
     policy,
+    approvals,
     migrate,
+    retain,
     config,
     keys,
     verify,
     explain,
     events,
+    outbox,
     breaks,
+    payments,
+    refunds,
     providers,
+    psql,
     simulator,
     probe,
     bench,
@@ -97,6 +116,13 @@ def main() -> None:
         sys.exit(WRONG_USAGE)
     except (Misconfigured, SchemaMismatch) as error:
         _say(error)
+        sys.exit(WRONG_USAGE)
+    except asyncpg.InsufficientPrivilegeError as error:
+        click.echo(
+            f"tally: The user of TALLY_DATABASE_URL has too little right here: {error}. Nothing further was done. "
+            f"Connect as a member of the service's role, which `tally migrate` makes.",
+            err=True,
+        )
         sys.exit(WRONG_USAGE)
     except _OUT_OF_REACH as error:
         _say(error)

@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tallystick import settings as configuration
+from tallystick.bench.abuse import abuse
 from tallystick.bench.checkout import checkout
 from tallystick.bench.gate import ATTEMPTS, gate, gate_over_http
 from tallystick.bench.growth import growth
 from tallystick.bench.http import batch, http
 from tallystick.bench.idle import idle
 from tallystick.bench.ledger import ledger
+from tallystick.bench.lookup import CHARGES, lookup
 from tallystick.bench.providers import providers
 from tallystick.bench.result import Result
 from tallystick.bench.saga import saga
@@ -55,6 +57,7 @@ BENCHES: dict[str, Bench] = {
     "http": lambda on, size: http(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "batch": lambda on, size: batch(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
     "providers": lambda _on, size: providers(seconds=size.seconds, runs=size.runs),
+    "lookup": lambda _on, size: lookup(charges=size.rows or CHARGES, runs=size.runs),
     "growth": lambda on, size: growth(
         on,
         seconds=size.seconds,
@@ -78,6 +81,7 @@ BENCHES: dict[str, Bench] = {
         spike=size.spike,
         receivers=size.receivers,
     ),
+    "abuse": lambda on, size: abuse(on, seconds=size.seconds, runs=size.runs, seed=size.seed),
 }
 
 # Most objects of a run live for one batch: collecting every 700 of them would measure the collector.
@@ -95,7 +99,8 @@ _COLLECT_EVERY = 50_000
     "--rows",
     type=click.IntRange(min=1),
     help="With `growth`: operations already present (200,000). With `settlement`: pending rows to pay at flat memory. "
-    "With `gate`: attempts (100,000), of which one in a hundred can be served.",
+    "With `gate`: attempts (100,000), of which one in a hundred can be served. With `lookup`: charges beside the one "
+    "that is asked for (10,000).",
 )
 @click.option(
     "--finished",

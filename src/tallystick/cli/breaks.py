@@ -6,8 +6,8 @@ from typing import Final
 import click
 import msgspec
 
-from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.person import system_user
 from tallystick.cli.running import run
 from tallystick.core.money import format_amount
@@ -21,7 +21,11 @@ _MEANINGS: Final = {
     "refunded_outside": "a payment of ours was given back, and not by us",
     "disputed": "the customer's bank took it back",
     "contradicted": "the provider says two things that cannot both be so",
-    "refund_failed": "the customer's money is still owed: POST /v1/orders/{id}/refund begins the next refund",
+    "refund_failed": (
+        "not given back. A part that was asked for is in the tenant's sales again: ask for it under a new key, then "
+        "close this. All of a payment that did not fit is still owed: POST /v1/orders/{id}/refund/decide begins the "
+        "next refund. `tally explain` of the order tells which it is"
+    ),
 }
 
 
@@ -68,12 +72,12 @@ def resolve(*, number: int, resolution: str) -> None:
 
 
 async def _list(settings: Settings, is_all: bool, limit: int) -> list[BreakView]:  # noqa: FBT001 - a click's own flag
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         return await payment_break.list_breaks(service.database, is_all=is_all, most=limit)
 
 
 async def _resolve(settings: Settings, number: int, resolution: str) -> bool:
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         return await payment_break.resolve(service.database, number, resolution=resolution, by=system_user())
 
 

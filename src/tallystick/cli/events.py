@@ -6,8 +6,8 @@ from typing import Final
 import click
 import msgspec
 
-from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.running import run
 from tallystick.core.webhook import STATUSES, Status
 from tallystick.flows.intake import Retried, retry_poison
@@ -103,7 +103,7 @@ def poison(*, again: bool, dismiss: int | None, reason: str | None, limit: int, 
 async def _poison(
     settings: Settings, limit: int, *, again: bool, dismiss: tuple[int | None, str | None]
 ) -> tuple[list[PoisonView], list[Retried]]:
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         database = service.database
         number, reason = dismiss
         if number is not None and reason is not None and not await intake.dismiss(database, number, reason):
@@ -121,12 +121,12 @@ async def _poison(
 async def _list(
     settings: Settings, status: Status | None, provider: str | None, before: int | None, limit: int
 ) -> list[EventView]:
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         return await webhook.list_events(service.database, status=status, provider=provider, before=before, most=limit)
 
 
 async def _retry(settings: Settings, ids: tuple[str, ...] | None) -> tuple[set[int], dict[str, str]]:
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         database = service.database
         meant = {id_: await webhook.find(database, id_) for id_ in ids or ()}
         wanted = None if ids is None else sorted({number for found in meant.values() for number in found})

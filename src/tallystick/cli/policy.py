@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Final, Literal
 
@@ -10,16 +11,23 @@ import msgspec
 
 from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.person import system_user
 from tallystick.cli.running import run
+from tallystick.core.author import at_terminal
+from tallystick.core.authority import MAX_WAITING_SECONDS, Ceiling
+from tallystick.core.authority import Policy as AuthorityPolicy
 from tallystick.core.idempotency import Tenant
 from tallystick.core.money import MICROS_PER_MAJOR, NotRepresentable, format_amount, from_decimal_text, is_currency
 from tallystick.core.saga import Policy as CheckoutPolicy
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_terms import Policy
 from tallystick.errors import Misconfigured
-from tallystick.store import checkout_policy, settlement
+from tallystick.store import authority, checkout_policy, settlement
+from tallystick.store import retention as retention_store
+from tallystick.store.authority import PolicyView as AuthorityPolicyView
 from tallystick.store.checkout_policy import PolicyView as CheckoutPolicyView
+from tallystick.store.retention import Retention, RetentionView
 from tallystick.store.settlement import PolicyView
 
 # Parts per million in one percent.
@@ -27,13 +35,15 @@ _PPM: Final = 10_000
 _MOST_PPM: Final = 1_000_000
 _PERCENT: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
 _EVERY: Final = "every other"
+# As the database holds them: disputes are looked into weeks later.
+_DAYS: Final = click.IntRange(30, 36_500)
 Late = Literal["refund", "backorder"]
 OtherAmount = Literal["refund", "review"]
 
 
 @click.group()
 def policy() -> None:
-    """Show and set a tenant's policies: the platform's fee on settlements, and what is done with odd payments."""
+    """Show and set a tenant's policies: the fee, who may pay how much to whom, odd payments, what may be trimmed."""
 
 
 @policy.command()
@@ -87,8 +97,8 @@ def checkout(*, tenant: str, late: Late | None, other_amount: OtherAmount | None
     """Show, or choose, what is done with payments that do not fit their order.
 
     Given back is the default. `--late backorder` makes an order PAID that was paid too late, and delivers when there is
-    stock; `--other-amount review` leaves a wrong amount to a person (POST /v1/orders/{id}/refund). Counts for payments
-    that are decided from now on. Journaled with your system user's name. Moves no money.
+    stock; `--other-amount review` leaves a wrong amount to a person (POST /v1/orders/{id}/refund/decide). Counts for
+    payments that are decided from now on. Journaled with your system user's name. Moves no money.
     """
     stands = run(_checkout(tenant, late, other_amount))
     if as_json:
@@ -99,7 +109,7 @@ def checkout(*, tenant: str, late: Late | None, other_amount: OtherAmount | None
 
 
 async def _checkout(tenant: str, late: Late | None, other_amount: OtherAmount | None) -> CheckoutPolicyView:
-    async with app.running(configuration.load(), migrating=False) as service:
+    async with opened(configuration.load()) as service:
         owner = await _found(service, tenant)
         stands = await checkout_policy.read(service.database, owner)
         if late is None and other_amount is None:
@@ -108,6 +118,150 @@ async def _checkout(tenant: str, late: Late | None, other_amount: OtherAmount | 
             {"late": late or stands.late, "other_amount": other_amount or stands.other_amount}, CheckoutPolicy
         )
         return await checkout_policy.put(service.database, owner, wanted, by=system_user())
+
+
+@policy.command("authority")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--currency", help="ISO 4217, in capitals: the line that the amounts are of.")
+@click.option("--payout", help="At most this in one payout, in major units: 5000. `none`: no such bound.")
+@click.option("--day", help="At most this in a day of UTC. `none`: no such bound.")
+@click.option("--second-person", help="More than this waits for another person's approval. `none`: nobody is asked.")
+@click.option("--drop", is_flag=True, help="Take the line of --currency away.")
+@click.option("--known-destinations/--any-destination", default=None, help="Whom may be paid.")
+@click.option("--waiting", type=click.IntRange(0, MAX_WAITING_SECONDS), help="Seconds until a new destination is paid.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def bounds(
+    *,
+    tenant: str,
+    currency: str | None,
+    payout: str | None,
+    day: str | None,
+    second_person: str | None,
+    drop: bool,
+    known_destinations: bool | None,
+    waiting: int | None,
+    as_json: bool,
+) -> None:
+    """Show, or choose, who may pay how much to whom. What is not given stays as it is.
+
+    A tenant whose policy has lines pays in their currencies alone. Amounts are of gross, for payouts promised from now
+    on; those above --second-person are held until another person approves (POST /v1/approvals/{id}, `tally approvals`).
+    Journaled with your system user's name. Moves no money.
+    """
+    amounts = {"payout_micros": payout, "day_micros": day, "second_person_micros": second_person}
+    if currency is None and (drop or any(amounts.values())):
+        raise click.UsageError("amounts and --drop are of a currency: they need --currency")
+    if currency is not None and not is_currency(currency):
+        raise click.BadParameter(f"{currency!r} is not an ISO 4217 code in capitals", param_hint="--currency")
+    wanted = {name: _bound(name, text, currency or "") for name, text in amounts.items() if text is not None}
+    stands = run(_bounds(tenant, currency, wanted, known_destinations, waiting, drop=drop))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(stands)))
+        return
+    by = f", since {stands.changed_at:%Y-%m-%d %H:%M} by {stands.changed_by}" if stands.changed_at else " (default)"
+    whom = f"known destinations, {stands.waiting_seconds} s after they are" if stands.known_destinations else "anybody"
+    click.echo(f"paid: {whom}{by}")
+    for line in stands.ceilings:
+        click.echo(f"{line.currency}  " + ", ".join(_bound_told(line)))
+
+
+def _bound(name: str, text: str, currency: str) -> int | None:
+    return None if text == "none" else _micros(f"--{name.removesuffix('_micros').replace('_', '-')}", text, currency)
+
+
+def _bound_told(line: Ceiling) -> Iterator[str]:
+    for name, value in (
+        ("one payout", line.payout_micros),
+        ("a day", line.day_micros),
+        ("without a second person", line.second_person_micros),
+    ):
+        yield f"{name} {'unbounded' if value is None else format_amount(value, line.currency)}"
+
+
+async def _bounds(
+    tenant: str,
+    currency: str | None,
+    amounts: Mapping[str, int | None],
+    known: bool | None,  # noqa: FBT001
+    waiting: int | None,
+    *,
+    drop: bool,
+) -> AuthorityPolicyView:
+    async with opened(configuration.load()) as service:
+        owner = await _found(service, tenant)
+        stands = await authority.read(service.database, owner)
+        if currency is None and known is None and waiting is None:
+            return stands
+        lines = {line.currency: line for line in stands.ceilings}
+        if currency is not None:
+            line = lines.pop(currency, Ceiling(currency=currency))
+            if not drop:
+                lines[currency] = msgspec.structs.replace(line, **amounts)
+        policy = AuthorityPolicy(
+            known_destinations=stands.known_destinations if known is None else known,
+            waiting_seconds=stands.waiting_seconds if waiting is None else waiting,
+            ceilings=tuple(lines.values()),
+        )
+        refusal = await authority.put(service.database, owner, policy, by=at_terminal(system_user()))
+        if refusal is not None:
+            raise click.UsageError(f"{refusal.detail} {refusal.remedy}")
+        return await authority.read(service.database, owner)
+
+
+@policy.command()
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--evidence", type=_DAYS, metavar="DAYS", help="The providers' own words in attempts that are answered.")
+@click.option(
+    "--replies", type=_DAYS, metavar="DAYS", help="Answers to decisions: moved to the archive, still answered."
+)
+@click.option(
+    "--outbox", type=_DAYS, metavar="DAYS", help="Outbox rows, counted from when every follower had read them."
+)
+@click.option(
+    "--webhooks",
+    type=_DAYS,
+    metavar="DAYS",
+    help="Webhooks: bodies, and what ended ones told; the longest wish of all tenants counts.",
+)
+@click.option("--keep-everything", is_flag=True, help="Back to the default.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def retention(
+    *,
+    tenant: str,
+    evidence: int | None,
+    replies: int | None,
+    outbox: int | None,
+    webhooks: int | None,
+    keep_everything: bool,
+    as_json: bool,
+) -> None:
+    """Show, or choose, after how many days `tally retain` may let something go. At least 30; the default is never.
+
+    What is not given stays as it is. Nothing goes before `tally retain` is run, and nothing that a decision reads ever
+    does. Journaled with your system user's name. Moves no money.
+    """
+    given = {"evidence_days": evidence, "reply_days": replies, "outbox_days": outbox, "webhook_days": webhooks}
+    changes = {name: days for name, days in given.items() if days is not None}
+    if keep_everything and changes:
+        raise click.UsageError("--keep-everything stands alone")
+    stands = run(_retention(tenant, changes, reset=keep_everything))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(stands)))
+        return
+    for name in given:
+        days = getattr(stands, name)
+        click.echo(f"{name.removesuffix('_days'):<10} {'kept for good' if days is None else f'{days} days'}")
+
+
+async def _retention(tenant: str, changes: dict[str, int], *, reset: bool) -> RetentionView:
+    async with opened(configuration.load()) as service:
+        owner = await _found(service, tenant)
+        stands = await retention_store.read(service.database, owner)
+        if not changes and not reset:
+            return stands
+        kept = {name: getattr(stands, name) for name in Retention.__struct_fields__}
+        wanted = Retention() if reset else Retention(**{**kept, **changes})
+        return await retention_store.put(service.database, owner, wanted, by=system_user())
 
 
 def _ppm(percent: str) -> int:
@@ -154,12 +308,12 @@ def _told(line: PolicyView) -> str:
 
 
 async def _show(tenant: str) -> list[PolicyView]:
-    async with app.running(configuration.load(), migrating=False) as service:
+    async with opened(configuration.load()) as service:
         return await settlement.policy(service.database, await _found(service, tenant))
 
 
 async def _set(tenant: str, currency: str, fee: Policy) -> list[PolicyView]:
-    async with app.running(configuration.load(), migrating=False) as service:
+    async with opened(configuration.load()) as service:
         owner = await _found(service, tenant)
         await settlement.put_policy(service.database, owner, currency, fee, by=system_user())
         return await settlement.policy(service.database, owner)

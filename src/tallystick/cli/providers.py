@@ -10,6 +10,7 @@ import msgspec
 
 from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
 from tallystick.core.provider import PROVIDERS, Facts, Reachability
 from tallystick.errors import SchemaMismatch
@@ -19,7 +20,7 @@ from tallystick.providers.stripe.facts import FACTS as STRIPE
 from tallystick.providers.wise.facts import FACTS as WISE
 from tallystick.settings import Settings
 from tallystick.store import database as postgres
-from tallystick.store import intent
+from tallystick.store import embedded, intent
 from tallystick.store.intent import BreakerView
 from tallystick.store.migrate import require_current
 
@@ -58,9 +59,10 @@ async def _look(settings: Settings, *, ping: bool) -> tuple[dict[str, Reachabili
 
 async def _breakers(settings: Settings) -> list[BreakerView] | None:
     """None: there is no database yet, so nothing can have been sent."""
-    if settings.database_url is None and not settings.home.exists():
+    if settings.database_url is None and not embedded.exists(settings.home):
         return None
-    async with app.database_address(settings) as (dsn, _notes):
+    say_which(settings)
+    async with app.database_address(settings, making=False, direct=True) as (dsn, _notes):
         try:
             await require_current(dsn)
         except SchemaMismatch:

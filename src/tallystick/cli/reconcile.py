@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.person import system_user
 from tallystick.cli.running import run
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
@@ -89,7 +89,7 @@ def reconcile(
 async def _reconcile(
     output: "_Lines | _Json", *, only: str | None, repair: bool, **span: flow.Moment | None
 ) -> Reconciled:
-    async with app.running(configuration.load(), migrating=False) as service:
+    async with opened(configuration.load()) as service:
         with _progress() as progress:
             return await flow.reconcile(
                 service.database,

@@ -9,6 +9,7 @@ import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,13 +19,14 @@ import click
 from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.running import run
-from tallystick.cli.simulator import simulator_folder
-from tallystick.errors import NoSimulator
-from tallystick.providers.http import Http, Reply
+from tallystick.cli.simulator import kept_secret, simulator_folder, simulator_webhook_secret
+from tallystick.errors import Misconfigured, NoSimulator
+from tallystick.providers.http import Http, Reply, is_loopback
 from tallystick.providers.simulator.process import NotStarted, RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
+from tallystick.store.database import Database
 from tallystick.web.api import build
 from tallystick.web.server import serve as listen
 from tallystick.workers.crew import crew, working
@@ -43,21 +45,39 @@ _TELL_PAUSE_SECONDS = 1.0
 def serve() -> None:
     """Run the HTTP API and the webhook receiver alone, until Ctrl-C. What is queued is answered before it ends.
 
+    It does not migrate: a database that lacks something is exit status 2, and says so.
+
     Payouts are made by `tally work`, or by `tally settle` from cron; webhooks that were stored are processed by
     `tally work`.
     """
-    run(_serve(configuration.load(), bootstrap=False))
+    run(_serve(_to_serve(configuration.load()), bootstrap=False))
 
 
 @click.command()
 def up() -> None:
     """Start everything: database, migrations, provider simulator, API, webhooks and workers, until Ctrl-C.
 
-    Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME; without another
-    TALLY_PROVIDER a simulator stands in for one. Prints the addresses and an API key for development. On Ctrl-C the
-    workers finish what they hold; killed, they lose nothing.
+    Without TALLY_DATABASE_URL an embedded PostgreSQL keeps its data under TALLY_HOME, and is migrated; any other
+    database is migrated by `tally migrate` alone. Without another TALLY_PROVIDER a simulator stands in for one. Prints
+    the addresses and an API key for development. On Ctrl-C the workers finish what they hold; killed, they lose
+    nothing.
     """
-    run(_up(configuration.load()))
+    run(_up(_to_serve(configuration.load())))
+
+
+def _to_serve(settings: Settings) -> Settings:
+    """The settings of a process that listens. Raises Misconfigured where nobody chose whom to believe."""
+    if settings.provider != "simulator":
+        return settings
+    is_asked_for = settings.origins.get("TALLY_PROVIDER", "default") != "default"
+    if not is_asked_for and not is_loopback(settings.host):
+        # Whoever reaches this address could have orders paid by a simulator.
+        raise Misconfigured(
+            f"TALLY_HOST is {settings.host}, which others can reach, and no TALLY_PROVIDER is chosen: a simulator "
+            "would stand in for one. Choose a provider, or set TALLY_PROVIDER=simulator if that is what you want"
+        )
+    secret = simulator_webhook_secret(simulator_folder(settings))
+    return replace(settings, simulator_webhook_secret=secret)
 
 
 async def _up(settings: Settings) -> None:
@@ -109,15 +129,11 @@ async def _start(folder: Path, port: int) -> RunningSimulator:
 
 async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | None = None) -> None:
     gc.set_threshold(_COLLECT_EVERY)
-    async with app.running(settings, simulator_url=simulator_url) as service:
+    migrating = bootstrap and app.owns_database(settings)
+    async with app.running(settings, simulator_url=simulator_url, migrating=migrating) as service:
         for note in (*service.notes, *await service.log.check()):
             click.echo(note, err=True)
-        key = settings.api_key
-        if bootstrap and key is None:
-            key = _development_key(settings.home)
-        if key is not None:
-            owner = await tenants.ensure_tenant(service.database, "default")
-            await tenants.add_key(service.database, owner, "admin", key)
+        shown = await _bootstrapped(service.database, settings, may_make=bootstrap)
 
         # Held here: the loop itself keeps no task alive.
         telling: list[asyncio.Future[None]] = []
@@ -129,14 +145,14 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
             click.echo(f"Metrics    {address}/metrics", err=True)
             click.echo(f"Webhooks   {address}/webhooks/{{{','.join(service.providers)}}}", err=True)
             if simulator_url is not None:
-                telling.append(asyncio.ensure_future(_send_webhooks_to(simulator_url, address)))
+                telling.append(asyncio.ensure_future(_send_webhooks_to(simulator_url, address, settings)))
                 click.echo(
                     f"Simulator  {simulator_url}  (stands in for the provider; its page shows its books)", err=True
                 )
             for worker in workers:
                 click.echo(f"Worker     {worker.name}", err=True)
             if bootstrap:
-                click.echo(f"API key    {key}  (tenant default, role admin, for development)", err=True)
+                click.echo(f"API key    {shown}", err=True)
                 click.echo("Ctrl-C stops everything; the data stays.", err=True)
 
         workers = crew(service) if bootstrap else []
@@ -150,9 +166,28 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
             )
 
 
-async def _send_webhooks_to(simulator_url: str, address: str) -> None:
+async def _bootstrapped(database: Database, settings: Settings, *, may_make: bool) -> str:
+    """Have the installation's first key be the one that is configured, and no other. What may be shown of it."""
+    key = settings.api_key
+    if key is None and not may_make:
+        return "(none)"
+    owner = await tenants.ensure_tenant(database, "default")
+    if key is not None:
+        if not await tenants.replace_bootstrap_key(database, owner, key):
+            click.echo("TALLY_API_KEY was revoked before, and opens nothing. Choose another one.", err=True)
+        return "as TALLY_API_KEY says  (tenant default, role admin)"
+    key = _development_key(settings.home)
+    if not await tenants.replace_bootstrap_key(database, owner, key):
+        # Another one took its place in the meantime.
+        key = _development_key(settings.home, anew=True)
+        await tenants.replace_bootstrap_key(database, owner, key)
+    return f"{key}  (tenant default, role admin, for development)"
+
+
+async def _send_webhooks_to(simulator_url: str, address: str, settings: Settings) -> None:
     """Tell our simulator where we listen. Its books remember it, also when it is started again."""
-    endpoint = {"url": f"{address}/webhooks/simulator", "secrets": [app.SIMULATOR_WEBHOOK_SECRET]}
+    secret = settings.simulator_webhook_secret
+    endpoint = {"url": f"{address}/webhooks/simulator", "secrets": [] if secret is None else [secret.reveal()]}
     body = json.dumps(endpoint).encode()
     for _ in range(_TELL_ROUNDS):
         client = Http(simulator_url)
@@ -168,13 +203,10 @@ async def _send_webhooks_to(simulator_url: str, address: str) -> None:
     click.echo("The simulator could not be told where to send webhooks: missed ones are fetched.", err=True)
 
 
-def _development_key(home: Path) -> str:
+def _development_key(home: Path, *, anew: bool = False) -> str:
     """The same key at every start, so that scripts go on working. Readable by its owner alone."""
     path = home / "api_key"
-    if path.exists():
-        return path.read_text(encoding="ascii").strip()
+    if anew:
+        path.unlink(missing_ok=True)
     home.mkdir(parents=True, exist_ok=True)
-    key = tenants.new_key()
-    path.touch(mode=0o600)
-    path.write_text(key + "\n", encoding="ascii")
-    return key
+    return kept_secret(path, tenants.new_key)

@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.running import run
 from tallystick.core.provider import Reachability
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, TallystickError, Unreachable
@@ -32,7 +32,7 @@ _MEANINGS: Final = {
     "claimed": "pending ones taken",
     "reclaimed": "stuck ones taken over",
     "sent": "instructions sent to a provider",
-    "looked_up": "questions to a provider's books",
+    "looked_up": "looked up in a provider's books",
     "transferred": "the provider has it",
     "failed": "refused for good; the money is payable again",
     "disputed": "a person must decide; the money stays in transit",
@@ -101,7 +101,7 @@ def _comment(ticked: Ticked, elsewhere: dict[str, int]) -> None:
 async def _settle(
     settings: Settings, budget: float | None, limit: int | None
 ) -> tuple[Ticked, dict[str, Reachability], dict[str, int]]:
-    async with app.running(settings, migrating=False) as service:
+    async with opened(settings) as service:
         try:
             async with _progress(service.sender):
                 ticked = await service.settler.tick(budget_seconds=budget, most=limit)

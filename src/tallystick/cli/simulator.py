@@ -1,14 +1,19 @@
 """`tally simulator`: the providers' other half, on this machine."""
 
+import contextlib
+import os
+import secrets
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from tallystick import settings as configuration
+from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
 from tallystick.providers.simulator.plan import PlanFault
-from tallystick.providers.simulator.running import endpoint, run
+from tallystick.providers.simulator.running import BooksInUse, endpoint, own_port, run
 from tallystick.settings import Settings
 
 
@@ -19,6 +24,9 @@ from tallystick.settings import Settings
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--anywhere", is_flag=True, help="Allow a host that is not this machine. There is no password.")
 @click.option("--books", type=click.Path(path_type=Path, dir_okay=False), help="Default: a file under TALLY_HOME.")
+@click.option(
+    "--listen", multiple=True, metavar="DIALECT=PORT", help="A port without the prefix, for other clients. 0: any."
+)
 @click.option("--webhooks", multiple=True, metavar="DIALECT=URL,SECRET", help="Where a dialect's events are sent.")
 def simulator(
     *,
@@ -28,6 +36,7 @@ def simulator(
     host: str,
     anywhere: bool,
     books: Path | None,
+    listen: tuple[str, ...],
     webhooks: tuple[str, ...],
 ) -> None:
     """Run a simulator of Stripe, Adyen, Square and Wise that keeps books and misbehaves on demand, until Ctrl-C.
@@ -53,6 +62,7 @@ def simulator(
             seed=seed,
             endpoints=dict(endpoint(text) for text in webhooks),
             anywhere=anywhere,
+            listen=dict(own_port(text) for text in listen),
         )
     except PlanFault as error:
         raise click.BadParameter(str(error), param_hint="--faults") from error
@@ -60,10 +70,11 @@ def simulator(
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.UsageError(f"cannot listen on {host}: {error.strerror or error}") from error
+    except BooksInUse as error:
+        # One sentence, without the usage: nothing is wrong with the command.
+        raise Misconfigured(str(error)) from error
     except sqlite3.Error as error:
-        raise click.UsageError(
-            f"{books} cannot be used ({error}). Another simulator may be running with the same books."
-        ) from error
+        raise click.UsageError(f"{books} cannot be used ({error}).") from error
 
 
 def simulator_folder(settings: Settings) -> Path:
@@ -74,3 +85,26 @@ def simulator_folder(settings: Settings) -> Path:
     except OSError as error:
         raise Misconfigured(f"TALLY_HOME: {folder} cannot be made: {error.strerror}") from error
     return folder
+
+
+def simulator_webhook_secret(folder: Path) -> Secret:
+    """What signs the webhooks of this home's simulator: random, and the same at every start."""
+    return Secret(kept_secret(folder / "webhook_secret", lambda: f"whsec_{secrets.token_urlsafe(32)}"))
+
+
+def kept_secret(path: Path, make: Callable[[], str]) -> str:
+    """What the file holds; made, readable by its owner alone, if there is none. Two that start at once have one."""
+    if path.exists():
+        return path.read_text(encoding="ascii").strip()
+    try:
+        made = make()
+        descriptor = os.open(f"{path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(made + "\n")
+        # A link exists with all it holds, or not at all.
+        with contextlib.suppress(FileExistsError):
+            os.link(f"{path}.{os.getpid()}", path)
+        Path(f"{path}.{os.getpid()}").unlink()
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise Misconfigured(f"TALLY_HOME: {path} cannot be used: {error.strerror}") from error

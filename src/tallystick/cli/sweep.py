@@ -5,17 +5,19 @@ import json
 import click
 import msgspec
 
-from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import opened
 from tallystick.cli.running import run
 from tallystick.core.order import Swept
 from tallystick.flows.refund import SweptRefunds
-from tallystick.settings import Settings
+from tallystick.settings import LIMITS, Settings
 
 _BAD_NEWS = 1
 _MEANINGS = {
     "cancelled": "reservations that nobody paid in time",
     "released": "pieces that are for sale again",
+    "told": "reservations that the provider shows as paid: the saga makes them PAID",
+    "held": "reservations that wait for a provider's word about their payment",
     "refused": "reservations that the database would not let go: run `tally verify`",
 }
 _REFUND_MEANINGS = {
@@ -32,7 +34,8 @@ def sweep(*, limit: int | None, as_json: bool) -> None:
     """Give back stock that nobody paid for in time, and money that is owed.
 
     One run, for every tenant: for cron. Reservations past their time and the grace after it
-    (TALLY_RESERVATION_GRACE_SECONDS) are cancelled; refunds that are due are asked about, or sent under the one key
+    (TALLY_RESERVATION_GRACE_SECONDS) are cancelled, those that were charged only once every webhook received in time is
+    processed (`tally work`); refunds that are due are asked about, or sent under the one key
     they have; backorders get the stock that is free again. The time is the database's. Safe to run twice at once,
     beside payments, and to kill at any moment: each is given back once. Prints counts.
 
@@ -56,7 +59,7 @@ def sweep(*, limit: int | None, as_json: bool) -> None:
 
 
 async def _sweep(settings: Settings, limit: int | None) -> tuple[Swept, SweptRefunds, int]:
-    async with app.running(settings, migrating=False) as service:
-        swept = await service.orders.sweep(most=limit)
+    async with opened(settings) as service:
+        swept = await service.orders.sweep(most=limit, patience_seconds=LIMITS.sweep_patience_seconds)
         refunds = await service.refunds.sweep_all(most=limit)
         return swept, refunds, await service.refunds.fill_backorders()

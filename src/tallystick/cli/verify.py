@@ -7,6 +7,7 @@ import msgspec
 
 from tallystick import app
 from tallystick import settings as configuration
+from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
 from tallystick.store.migrate import require_current
 from tallystick.store.verify import Verdict
@@ -32,7 +33,9 @@ def verify(as_json: bool) -> None:  # noqa: FBT001 - click passes flags by posit
 
 async def _verify(*, talk: bool) -> list[Verdict]:
     verdicts = []
-    async with app.database_address(configuration.load()) as (dsn, _notes):
+    settings = configuration.load()
+    say_which(settings)
+    async with app.database_address(settings, making=False, direct=True) as (dsn, _notes):
         await require_current(dsn)
         async for verdict in check(dsn):
             verdicts.append(verdict)
@@ -40,4 +43,6 @@ async def _verify(*, talk: bool) -> list[Verdict]:
                 mark = "BROKEN" if verdict.broken else "holds "
                 count = f"{verdict.broken} of {verdict.checked}" if verdict.broken else f"{verdict.checked} checked"
                 click.echo(f"{mark} {verdict.invariant:<19} {verdict.promise} ({count})")
+                for note in verdict.notes:
+                    click.echo(f"note   {note}")
     return verdicts

@@ -5,6 +5,9 @@
     refunded        owed   ──> taken     the provider has the refund
     refund_failed   taken  ──> owed      it came back, or failed after all: still owed
     kept            owed   ──> sales     a person has decided that it may stay
+    giving_back     sales  ──> owed      a part of what was paid is to be given back, because its tenant asked for it
+    not_given_back  owed   ──> sales     the provider refused that part for good
+    came_back       taken  ──> sales     that part failed after all, or came back
 
 `taken` is what the provider has taken from customers and not given back, with a minus: its half of the tally. A posting
 covers up to `MOST_ITEMS` payments of one tenant, provider and currency, and names each of them. Only these kinds may
@@ -22,7 +25,7 @@ from tallystick.core.operation import Kind, Operation, Reading
 from tallystick.core.outcome import Transaction
 from tallystick.core.settlement_ledger import claim_of
 
-Move = Literal["paid", "held", "refunded", "refund_failed", "kept"]
+Move = Literal["paid", "held", "refunded", "refund_failed", "kept", "giving_back", "not_given_back", "came_back"]
 Place = Literal["taken", "sales", "owed"]
 
 MOVES: Final[Mapping[Move, tuple[Place, Place]]] = {
@@ -31,6 +34,9 @@ MOVES: Final[Mapping[Move, tuple[Place, Place]]] = {
     "refunded": ("owed", "taken"),
     "refund_failed": ("taken", "owed"),
     "kept": ("owed", "sales"),
+    "giving_back": ("sales", "owed"),
+    "not_given_back": ("owed", "sales"),
+    "came_back": ("taken", "sales"),
 }
 # A posting is one row of evidence: of this many payments it is still small enough to be read.
 MOST_ITEMS: Final = 1_000

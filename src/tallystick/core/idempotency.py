@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from tallystick.core.audit import step_digest
+from tallystick.core.author import current
 from tallystick.core.keys import MAX_IDEMPOTENCY_KEY_CHARACTERS, idempotency_key_fault
 from tallystick.core.ledger import Book, post
 from tallystick.core.operation import (
@@ -53,7 +54,8 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """One caller's wish to use a key. `request` is the canonical form of the operation.
 
-    `accounts` are those it touches, as far as the operation alone tells (`Kind.names` is empty).
+    `accounts` are those it touches, as far as the operation alone tells (`Kind.names` is empty). `author` is whoever
+    makes the claim: of a batch, each claim may be another's.
     """
 
     tenant: Tenant
@@ -63,6 +65,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     operation: Operation
     request: bytes
     accounts: tuple[tuple[int, str], ...] = ()
+    author: str = msgspec.field(default_factory=current)
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
@@ -194,6 +197,7 @@ def _run(claim: Claim, facts: Facts, reading: Reading, closed: set[str]) -> Reco
         posted,
         memo,
         closes,
+        claim.author,
     )
     body = encode_transaction(transaction)
     return Record(claim, body, posted, closes)

@@ -147,8 +147,21 @@ def charge_key(
     )
 
 
-def refund_key(*, tenant: str, currency: str, provider: str, payment_intent_id: str, generation: int = 0) -> bytes:
-    """The refund of a payment: whoever finds it owed, sweeper or worker, arrives at the same key."""
+def refund_key(
+    *,
+    tenant: str,
+    currency: str,
+    provider: str,
+    payment_intent_id: str,
+    generation: int = 0,
+    part: bytes | None = None,
+) -> bytes:
+    """The refund of a payment: whoever finds it owed, sweeper or worker, arrives at the same key.
+
+    `part` None: the saga's, of all of it, whose key has the bytes that it always had. Otherwise of what a caller asked
+    for under his key (`refund_part`).
+    """
+    asked = {} if part is None else {"part": _checked(part).hex()}
     return digest(
         "refund",
         tenant=tenant,
@@ -157,7 +170,13 @@ def refund_key(*, tenant: str, currency: str, provider: str, payment_intent_id: 
         payment_intent_id=payment_intent_id,
         operation="REFUND",
         generation=generation,
+        **asked,
     )
+
+
+def refund_part(idempotency_key: str) -> bytes:
+    """The part of a payment that a caller wants given back under this key: from what he sent, and nothing else."""
+    return digest("refund part", idempotency_key=idempotency_key)
 
 
 def task_key(

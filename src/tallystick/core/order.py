@@ -16,6 +16,7 @@ Refusals, in order of precedence:
     sold_out                  more than is left now
 """
 
+import hmac
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -87,12 +88,15 @@ class Swept(msgspec.Struct, frozen=True):
     """What a sweep did: orders cancelled, pieces given back. Not `is_complete`: it ended at its bound.
 
     `refused` are those that the database would not let go: their SKU's counters were damaged; see `tally verify`.
+    `told` were found paid at the provider, and are the saga's; `held` wait for a provider's word.
     """
 
     cancelled: int = 0
     released: int = 0
     refused: int = 0
     is_complete: bool = True
+    told: int = 0
+    held: int = 0
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
@@ -237,7 +241,9 @@ def _refusal(sku: str, quantity: int, stock: Stock | None, available: int) -> Re
 
 def recorded(claim: Claim, at: datetime) -> bytes:
     """What stands under the key: an operation without entries. The order itself is a row of its own."""
-    return encode_transaction(Transaction(transaction_name(claim.id), claim.key, RESERVED.name, at, ()))
+    return encode_transaction(
+        Transaction(transaction_name(claim.id), claim.key, RESERVED.name, at, (), author=claim.author)
+    )
 
 
 def cancel(name: str, status: Status) -> Literal["CANCELLED"] | Rejected | None:
@@ -251,13 +257,36 @@ def cancel(name: str, status: Status) -> Literal["CANCELLED"] | Rejected | None:
             return Rejected(
                 "order_paid",
                 f"{name} is paid: it can no longer be cancelled. The goods are its buyer's.",
-                "Refund the payment instead, if that is what was agreed.",
+                "Give the money back instead, all or in parts: POST /v1/orders/{id}/refund, with restock to sell its "
+                "pieces again.",
             )
 
 
 def is_overdue(expires_at: datetime, *, now: datetime, grace: timedelta) -> bool:
-    """Whether the sweeper may cancel. The grace is for a payment that is being confirmed; `now` is the database's."""
+    """Whether its time is over. The grace is for a payment that is being confirmed; `now` is the database's."""
     return now >= expires_at + grace
+
+
+def may_be_swept(
+    expires_at: datetime,
+    *,
+    now: datetime,
+    grace: timedelta,
+    is_charged: bool,
+    is_live: bool,
+    is_released: bool,
+    watermark: datetime | None,
+) -> bool:
+    """Whether the sweeper may cancel: what was received in time (by the deadline and the grace) must be decided first.
+
+    `watermark`: up to when it is (`core.watermark`). An order that was never charged has no payment to wait for.
+    `is_live`: a charge of it may still be paid at the provider; then it must be released first (`core.release`).
+    """
+    if not is_overdue(expires_at, now=now, grace=grace):
+        return False
+    if not is_charged:
+        return True
+    return watermark is not None and expires_at + grace < watermark and (is_released or not is_live)
 
 
 def order_name(id_: bytes) -> str:
@@ -269,6 +298,14 @@ def order_id(name: str) -> UUID | None:
     """The id behind a written one; None when it is not one of ours. One spelling only."""
     text = name.removeprefix("or_")
     return UUID(hex=text) if text != name and _HEXADECIMAL.fullmatch(text) else None
+
+
+def reservation_token(secret: bytes, order_id: bytes) -> UUID:
+    """The token of an order: the same whenever it is made again, so that its charges have the same keys.
+
+    `secret` is the tenant's: who does not have it cannot guess the token.
+    """
+    return UUID(bytes=hmac.digest(secret, b"tallystick/reservation/1" + order_id, "sha256")[:16])
 
 
 def token_name(token: UUID) -> str:

@@ -25,7 +25,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transaction(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A committed movement of money. `id` is a pure function of tenant and idempotency key."""
+    """A committed movement of money. `id` is a pure function of tenant and idempotency key.
+
+    `author` is who did it (core/author.py); an earlier release did not say.
+    """
 
     id: str
     idempotency_key: str
@@ -34,6 +37,7 @@ class Transaction(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     entries: tuple[Entry, ...]
     memo: str | None = None
     closes: str | None = None
+    author: str | None = None
 
 
 encode_transaction = msgspec.json.Encoder().encode

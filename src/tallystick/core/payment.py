@@ -4,22 +4,33 @@ The caller passes the order, the log of its charges, what was sent so far and th
 
     no charge yet ─────────────> Begin(1)     a new key, its intent committed, then one call
     COMPLETED ─────────────────> Again        the provider has it: the same answer for every click
+    FAILED, left open there ───> Close        the customer could still finish it: it is cancelled at the provider first
     FAILED ────────────────────> Begin(n+1)   known for good that nothing moved: another key
     PENDING, an answer known ──> Settle       it came when nobody waited for it any more
     PENDING, somebody at it ───> Hold         come back later; nothing is sent beside him
     PENDING, may have run ─────> Ask          the provider's books first, wherever it has any
     PENDING, has not run ──────> Resend       the same key, the same instruction
+    PENDING, ask first ────────> Ask, or Hold for a person: a lost life of the database may have made it
 
 An attempt's number grows after a known final failure alone. What is unknown is asked about or sent again under its own
 key, by the rules that payouts follow (`core.settlement`); nothing here decides them a second time.
 
-Refusals, in order of precedence:
+The caller's own key is bound to order, body and attempt in the commit of the intent, or of the joining:
 
+    key free, no live charge ───> Begin        and the attempt is this key's
+    key free, a live charge ────> joins it     its answer will be this key's
+    key bound, same request ────> the recorded answer of its attempt, a refusal too; while there is none: as above
+    key bound, other request ───> key_reused   naming the fields that differ
+
+Refusals, in order of precedence; those before the intent leave the key unused:
+
+    key_reused                                      what was the key used for
     order_unknown, reservation_token_wrong          whose order is it
     order_cancelled, order_expired, order_paid      can it be paid
     payment_attempts_exhausted                      too many failed before
 """
 
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hmac import compare_digest
 from typing import Final, Literal
@@ -31,37 +42,63 @@ from tallystick.core import order as orders
 from tallystick.core import settlement
 from tallystick.core.keys import charge_key
 from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Answer, Charge, Facts, Looked, Lookup
+from tallystick.core.provider import Absent, Answer, Charge, Facts, Looked, Lookup
 from tallystick.core.secret import Secret
-from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
+from tallystick.core.settlement import (
+    KEY_DIFFERS,
+    Disputed,
+    Failed,
+    History,
+    LookUp,
+    Patience,
+    Send,
+    Transferred,
+    Verdict,
+    Wait,
+    ask_first,
+)
 
 Status = Literal["PENDING", "COMPLETED", "FAILED"]
 STATUSES: Final[tuple[Status, ...]] = ("PENDING", "COMPLETED", "FAILED")
+# As callers see it: what the log calls COMPLETED may still wait for its customer.
+PaymentStatus = Literal["PENDING", "AWAITING_CUSTOMER", "COMPLETED", "FAILED"]
+Told = Literal["AWAITING_CUSTOMER", "COMPLETED"]
 NO_LONGER_PENDING: Final = "order_no_longer_pending"
+# Two complete listings, an hour apart, when nothing of it could come any more, did not show it.
+NEVER_SEEN: Final = "never_seen"
+# A person has seen at the provider that it was never made.
+NEVER_CHARGED: Final = "never_charged"
 # When nobody can tell and a person must look, it is still asked about: news may come by itself.
-_REVIEW_PAUSE: Final = timedelta(hours=1)
+REVIEW_PAUSE: Final = timedelta(hours=1)
+# Of a provider's own words: a sentence or two, whatever it sends.
+_MOST_WORDS: Final = 500
 
 
 class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
     """How the paying of an order stands.
 
-    COMPLETED: the provider has the payment; whether its money has come, the order's own status tells. `attempts` were
+    AWAITING_CUSTOMER: the provider has the payment, and waits for the customer to bring his card or to confirm it.
+    COMPLETED: the provider has all it needs; whether its money has come, the order's own status tells. `attempts` were
     begun so far, and this is the last of them. `reason`: why it failed, or why a person should look.
     """
 
-    status: Status
+    status: PaymentStatus
     payment_intent_id: str | None
     attempts: int
     reason: str | None
 
 
 class Paying(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider has the payment. With `client_secret` the customer finishes it; it is stored nowhere."""
+    """The provider has the payment. With `client_secret` the customer finishes it; it is stored nowhere.
+
+    `is_repeat`: it was there before this call. `is_replayed`: this is the recorded answer of the very key.
+    """
 
     order_id: str
     payment: PaymentView
     client_secret: Secret | None
     is_repeat: bool
+    is_replayed: bool = False
 
 
 class PaymentPending(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +107,16 @@ class PaymentPending(msgspec.Struct, frozen=True, kw_only=True):
     order_id: str
     payment: PaymentView
     retry_after_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentRefused(Rejected):
+    """The provider's final no. Unlike other refusals it is recorded: its key has no other answer, a new one has.
+
+    `is_replayed`: it was recorded before this call.
+    """
+
+    is_replayed: bool = False
 
 
 Paid = Paying | PaymentPending | Rejected
@@ -84,6 +131,7 @@ class Payable(msgspec.Struct, frozen=True, kw_only=True):
     reservation_token: UUID
     amount_micros: int
     currency: str
+    created_at: datetime
     expires_at: datetime
 
     @property
@@ -97,7 +145,10 @@ class Payable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest charge of an order, as the log has it."""
+    """A charge of an order, as the log has it: the newest one as a rule.
+
+    `awaits_customer` and `refusal` are of its answer: the payment waited for the customer then; what was told of a no.
+    """
 
     key: bytes
     attempt: int
@@ -108,22 +159,48 @@ class LoggedCharge(msgspec.Struct, frozen=True, kw_only=True):
     claim_number: int
     tries: int
     due_at: datetime
+    awaits_customer: bool = False
+    refusal: bytes | None = None
+    absent_at: datetime | None = None
+    # Refused, and still there at the provider, to be paid by another card.
+    is_confirmable: bool = False
+    # A life that was lost may have made it: its books are asked before anything of it is sent.
+    ask_first: bool = False
 
     @property
     def view(self) -> PaymentView:
         """As callers see it."""
         return PaymentView(
-            status=self.status,
+            status=shown(self.status, awaits_customer=self.awaits_customer),
             payment_intent_id=self.payment_intent_id,
             attempts=self.attempt,
             reason=self.reason,
         )
+
+    def answered(self, told: Told | None) -> PaymentView | None:
+        """The payment that was its answer, as told under a key; None: its answer was a no, or has not come.
+
+        What has failed since was there all the same when it was answered.
+        """
+        if self.payment_intent_id is None or self.refusal is not None or self.status == "PENDING":
+            return None
+        status = told or shown("COMPLETED", awaits_customer=self.awaits_customer)
+        return PaymentView(status=status, payment_intent_id=self.payment_intent_id, attempts=self.attempt, reason=None)
+
+
+def shown(status: Status, *, awaits_customer: bool) -> PaymentStatus:
+    """What callers see of a charge's status."""
+    return "AWAITING_CUSTOMER" if status == "COMPLETED" and awaits_customer else status
 
 
 class Begin(msgspec.Struct, frozen=True):
     """Log this attempt, commit its intent, then send it."""
 
     attempt: int
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Have the provider cancel what a refused attempt left there. Only then may the next one begin."""
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -142,6 +219,8 @@ class Hold(msgspec.Struct, frozen=True):
     until: datetime
     tries: int
     reason: str | None = None
+    # When complete books first did not show it, and nothing of it can come any more.
+    absent_at: datetime | None = None
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -154,7 +233,7 @@ class Resend(msgspec.Struct, frozen=True):
     tries: int
 
 
-Step = Begin | Again | Settle | Hold | Ask | Resend
+Step = Begin | Close | Again | Settle | Hold | Ask | Resend
 # What a verdict does to the log: COMPLETED with the provider's id, FAILED with the reason, or PENDING until then.
 Entry = Transferred | Failed | Hold
 
@@ -205,7 +284,10 @@ def next_step(
         case "FAILED":
             if order.status == "PAID":
                 return _unpaid(order)
-            return _exhausted(order, charge) if charge.attempt >= most_attempts else Begin(charge.attempt + 1)
+            if charge.attempt >= most_attempts:
+                return _exhausted(order, charge)
+            # Beside the next attempt it could be paid too: two charges for one order.
+            return Close() if charge.is_confirmable and facts.cancels_charges else Begin(charge.attempt + 1)
         case "PENDING":
             return left_pending(
                 order, charge, history, account=account, lookup=lookup, now=now, facts=facts, patience=patience
@@ -224,9 +306,13 @@ def left_pending(
     patience: Patience,
 ) -> Settle | Hold | Ask | Resend:
     """What to do about a charge whose outcome nobody has recorded: a later click's question, and the worker's."""
+    if charge.ask_first and charge.key != key_of(order, charge):
+        return Hold(now + REVIEW_PAUSE, charge.tries, KEY_DIFFERS)
     step = settlement.next_step(
         history, tries=charge.tries, account=account, lookup=lookup, now=now, facts=facts, patience=patience
     )
+    if charge.ask_first:
+        step = ask_first(step, history, lookup=lookup)
     if isinstance(step, Send | LookUp):
         if now < charge.due_at:
             return Hold(charge.due_at, charge.tries, charge.reason)
@@ -245,7 +331,7 @@ def resend(order: Payable, history: History, send: Send, *, now: datetime) -> Se
         # Every attempt is known not to have run, so nothing moved; and now nothing will.
         return Settle(Failed(NO_LONGER_PENDING))
     # It may have run, and the books do not prove that it did not: news can still come, but not from a new send.
-    return Hold(now + _REVIEW_PAUSE, send.tries, NO_LONGER_PENDING)
+    return Hold(now + REVIEW_PAUSE, send.tries, NO_LONGER_PENDING)
 
 
 def after_look(
@@ -272,9 +358,34 @@ def after_look(
         patience=patience,
     )
     if not isinstance(step, Send):
-        return entry_of(step, tries=charge.tries, now=now)
-    again = resend(order, history, step, now=now)
-    return again.verdict if isinstance(again, Settle) else again
+        entry = entry_of(step, tries=charge.tries, now=now)
+    else:
+        again = resend(order, history, step, now=now)
+        entry = again.verdict if isinstance(again, Settle) else again  # type: ignore[assignment]
+    is_absent = isinstance(looked, Absent) and lookup in (Lookup.EXACT, Lookup.SCAN)
+    if is_absent and isinstance(entry, Hold) and _can_no_longer_come(order, history, now=now, facts=facts):
+        return _never_seen(charge, entry, now=now)
+    return entry
+
+
+def _can_no_longer_come(order: Payable, history: History, *, now: datetime, facts: Facts) -> bool:
+    """Whether nothing of a charge can come any more that is not in the books: nothing is sent, and nothing runs there.
+
+    Not after a server's error: the provider may roll that forward on any day.
+    """
+    if order.is_open(now) or history.server_error or history.first_sent_at is None or history.not_after is None:
+        return False
+    is_forgotten = now >= history.first_sent_at + facts.key_horizon
+    return is_forgotten and now >= history.not_after + facts.longest_in_flight
+
+
+def _never_seen(charge: LoggedCharge, hold: Hold, *, now: datetime) -> Hold | Failed:
+    """Complete books did not show it: closed when they do not show it an hour later either."""
+    if charge.absent_at is None:
+        return msgspec.structs.replace(hold, until=now + REVIEW_PAUSE, absent_at=now)
+    if now < charge.absent_at + REVIEW_PAUSE:
+        return msgspec.structs.replace(hold, until=charge.absent_at + REVIEW_PAUSE, absent_at=charge.absent_at)
+    return Failed(NEVER_SEEN)
 
 
 def after_answer(history: History, answer: Answer, *, tries: int, now: datetime, patience: Patience) -> Entry:
@@ -295,7 +406,12 @@ def entry_of(verdict: Verdict, *, tries: int, now: datetime) -> Entry:
             return Transferred(payment_intent_id)
         case Disputed():
             # Nobody can tell whether money moved. It stays PENDING, so that nothing is charged beside it.
-            return Hold(now + _REVIEW_PAUSE, tries, verdict.reason)
+            return Hold(now + REVIEW_PAUSE, tries, verdict.reason)
+
+
+def key_of(order: Payable, charge: LoggedCharge) -> bytes:
+    """The key that the content of a charge gives."""
+    return charge_of(order, attempt=charge.attempt, provider=charge.provider, payment_method=None).key
 
 
 def charge_of(order: Payable, *, attempt: int, provider: str, payment_method: str | None) -> Charge:
@@ -315,6 +431,56 @@ def charge_of(order: Payable, *, attempt: int, provider: str, payment_method: st
         description=order.name,
         payment_method=payment_method,
     )
+
+
+def refusal_of(order: str, charge: LoggedCharge, code: str, words: str = "it has failed for good") -> PaymentRefused:
+    """What is told of a charge that failed for good: the same for everybody who asked for it, and for ever."""
+    return PaymentRefused(
+        "payment_refused",
+        f"{charge.provider} refused attempt {charge.attempt} to pay {order}: {code}: {words:.{_MOST_WORDS}}",
+        "Have the customer bring another way to pay, and send the request with a new key while the order holds: "
+        "that is a new attempt.",
+    )
+
+
+def encode_refusal(refused: PaymentRefused) -> bytes:
+    """As it is stored with the charge."""
+    return msgspec.json.encode((refused.code, refused.detail, refused.remedy))
+
+
+def recorded_refusal(order: str, charge: LoggedCharge) -> PaymentRefused:
+    """What was told of a charge that failed, once more. A release that kept no words has its reason alone."""
+    if charge.refusal is None:
+        return replace(refusal_of(order, charge, charge.reason or ""), is_replayed=True)
+    code, detail, remedy = msgspec.json.decode(charge.refusal, type=tuple[str, str, str])
+    return PaymentRefused(code, detail, remedy, is_replayed=True)
+
+
+class Search(msgspec.Struct, frozen=True):
+    """How a provider's books are asked about a charge: from when on, and under which keys besides its own."""
+
+    since: datetime
+    others: tuple[bytes, ...]
+
+
+def search_for(order: Payable, history: History, *, attempt: int, provider: str, most_attempts: int) -> Search:
+    """Whatever a life of the database that was lost may have made of it is found as well."""
+    counted = history.first_sent_at, history.since, order.created_at
+    # What may have run was sent under its own key. Where nothing is known to have, another attempt may have moved.
+    later = () if history.may_have_run else range(attempt + 1, most_attempts + 1)
+    return Search(
+        since=min(at for at in counted if at is not None),
+        others=tuple(charge_of(order, attempt=n, provider=provider, payment_method=None).key for n in later),
+    )
+
+
+def written_until(history: History, settled_from: datetime | None) -> datetime | None:
+    """Until when bytes of a charge may have been written; None: nobody ever did.
+
+    `settled_from`: since when nobody but this very database can have sent. Books that are read before that, and the
+    time it takes to settle, prove nothing.
+    """
+    return max((at for at in (history.not_after, settled_from) if at is not None), default=None)
 
 
 def _unpaid(order: Payable) -> Rejected:

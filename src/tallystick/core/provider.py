@@ -28,6 +28,36 @@ PROVIDERS: Final = ("stripe", "adyen", "square", "wise")
 State = Literal["waiting", "moving", "moved", "failed", "returned"]
 
 
+# By how much a clock may be set back before what it said earlier is of the future.
+_SLACK: Final = timedelta(minutes=1)
+# How long before now something may have been made that is of the future: a clock is not wrong for days unnoticed.
+_LONGEST_AHEAD: Final = timedelta(days=1)
+# No leave to send, nor any other lease, is longer: one that ends later from now was given by a clock that was ahead.
+LONGEST_LEASE: Final = timedelta(hours=2)
+
+
+def is_forgotten(since: datetime, remembered: timedelta, now: datetime) -> bool:
+    """Whether a key that counts from `since` may no longer be relied on.
+
+    One from the future was made while the clock was ahead: how old it is, nobody knows.
+    """
+    return not since - _SLACK <= now < since + remembered
+
+
+def searched_from(since: datetime, now: datetime) -> datetime:
+    """From when on a provider's books are read for something of `since`. Its own clock was right all the time."""
+    return since if since <= now + _SLACK else now - _LONGEST_AHEAD
+
+
+def leave_ended(not_after: datetime, now: datetime) -> datetime:
+    """When a leave to send ends, by a clock that may have been set back since it was given.
+
+    One that ends later than any can was given by a clock that was ahead. Who asks holds a claim that began after that
+    one's was over, so the leave is over, too: it ran by the sender's steady clock.
+    """
+    return not_after if not_after <= now + LONGEST_LEASE else now - LONGEST_LEASE
+
+
 class Lookup(StrEnum):
     """How well a provider answers "did this happen?" by our own reference."""
 
@@ -40,10 +70,11 @@ class Lookup(StrEnum):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is so about a provider, whoever the account. Sources: docs/providers.md.
 
-    `key_horizon`: how long the provider remembers a key, counted from the first send; `key_margin`: how long
-    before its end we stop trusting that. Where the provider publishes none, a short one is assumed and
-    `horizon_is_published` is False. `longest_in_flight`: how long after its not-after a request may still take
-    effect. `bounces`: for how long a success may still be undone; a purpose that is missing is final at once.
+    `key_horizon`: how long the provider remembers a key, counted from its first use, and by us from the creation of
+    what it pays for; `key_margin`: how long before its end we stop trusting that. Where the provider publishes none, a
+    short one is assumed and `horizon_is_published` is False. `longest_in_flight`: how long after its not-after a
+    request may still take effect; `list_lag`: how long after that it may be missing from the provider's books.
+    `bounces`: for how long a success may still be undone; a purpose that is missing is final at once.
     `lists`: what `movements` can list; `events_reach`: how far back `events` goes, None where there is no list.
     """
 
@@ -57,6 +88,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pushes_money: bool
     answer_seconds: float
     longest_in_flight: timedelta
+    list_lag: timedelta = timedelta()
     bounces: Mapping[Purpose, timedelta]
     lists: frozenset[Purpose]
     events_reach: timedelta | None
@@ -65,8 +97,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     # How many calls one transfer takes.
     requests_per_transfer: int = 1
+    # Whether a payment can be cancelled, and the answer tells that it is.
+    cancels_charges: bool = False
     # What waits at the provider goes on only when we send again (Wise: made, not yet funded).
     waits_for_us: bool = False
+
+    @property
+    def remembered(self) -> timedelta:
+        """How long a key is relied on."""
+        return self.key_horizon - self.key_margin
+
+    @property
+    def settles_in(self) -> timedelta:
+        """After that long whatever was written in time has happened or will not, and the books show which."""
+        return self.longest_in_flight + self.list_lag
 
     @property
     def minor_unit_exceptions(self) -> Mapping[str, WireRule]:
@@ -133,6 +177,8 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
     first_sent_at: datetime
     not_after: datetime
     sendable_until: float
+    # Whose it is, for the provider's books (`core.mark`): the intent's, so that every attempt has the same bytes.
+    mark: str = ""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +197,8 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider's books say of one movement. `status` is its own word, `state` ours.
 
     `reference` is our key in the provider's form, where it kept it; `parent` is a refund's payment. `about` is what a
-    transfer says of itself in words: ours names what it pays.
+    transfer says of itself in words: ours names what it pays. `mark` is whose it is (`core.mark`), where the provider
+    has room for it.
     """
 
     provider: str
@@ -164,11 +211,15 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
     reference: str = ""
     parent: str = ""
     about: str = ""
+    mark: str = ""
     created_at: datetime | None = None
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider has it. What it is doing with it is `movement.state`; whether that can bounce, the facts tell."""
+    """The provider has it. What it is doing with it is `movement.state`; whether that can bounce, the facts tell.
+
+    `replayed`: it had it before this request, by its own word or its own clock.
+    """
 
     movement: Movement
     replayed: bool = False
@@ -185,13 +236,15 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Final: this request did not move money and never will.
 
     `replayed`: the provider answered from what it stored under the key, so this is also the answer to every
-    earlier send. Without that mark it says nothing of an earlier one whose outcome is unknown.
+    earlier send. Without that mark it says nothing of an earlier one whose outcome is unknown. `left_as`: the
+    provider's id of a payment that it made all the same, and that the customer could still finish by another card.
     """
 
     code: str
     message: str
     replayed: bool = False
     evidence: tuple[Exchange, ...] = ()
+    left_as: str = ""
 
 
 class Busy(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,11 +261,18 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unknown(msgspec.Struct, frozen=True, kw_only=True):
-    """It may have happened. `server_error`: the provider failed inside, and may roll it forward later."""
+    """It may have happened. `server_error`: the provider failed inside, and may roll it forward later.
+
+    `says_refused`: the provider's own words refuse the request, but under no code that is known to be final. Whether
+    that is a refusal depends on what was sent before: `core.settlement.believed` decides. Whoever does not ask it has
+    an Unknown. `replayed` is as in Refused.
+    """
 
     code: str
     message: str
     server_error: bool = False
+    says_refused: bool = False
+    replayed: bool = False
     evidence: tuple[Exchange, ...] = ()
 
 

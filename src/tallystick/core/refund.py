@@ -7,6 +7,7 @@ From its commit on a refund is the financial sweeper's, until the provider has i
                                                       same key again, while the provider knows it
     an answer known ───────────────────────> recorded
     nobody can tell ───────────────────────> Hold     a person should look; it is asked about again all the same
+    a lost life may have made it ──────────> LookUp   wherever there are books; elsewhere Hold, for a person
 
 An outage is not a try: there is no number of tries after which a refund that is owed is given up. Pauses double from a
 second to an hour, spread out. A refusal is not believed before the books were asked: "already refunded" may be ours.
@@ -21,8 +22,20 @@ import msgspec
 from tallystick.core import settlement
 from tallystick.core.keys import refund_key
 from tallystick.core.payment import Entry, Hold, Resend, Status
-from tallystick.core.provider import Absent, Answer, Busy, Facts, Looked, Lookup, Refund
-from tallystick.core.settlement import Disputed, Failed, History, LookUp, Patience, Send, Transferred, Verdict, Wait
+from tallystick.core.provider import Absent, Answer, Busy, Done, Facts, Looked, Lookup, Refund, Refused, Unknown
+from tallystick.core.settlement import (
+    KEY_DIFFERS,
+    Disputed,
+    Failed,
+    History,
+    LookUp,
+    Patience,
+    Send,
+    Transferred,
+    Verdict,
+    Wait,
+    ask_first,
+)
 
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(hours=1)
@@ -30,6 +43,10 @@ LONGEST_PAUSE: Final = timedelta(hours=1)
 _MOST_DOUBLINGS: Final = 12
 # It is never given up; the pause alone grows with the tries.
 _NO_BUDGET: Final = 2**31
+# Each is a person's decision about a refund that has failed.
+_LATER_GENERATIONS: Final = 3
+# Two persons have found that the provider did not give it back, and will not.
+NOT_GIVEN_BACK: Final = "not_given_back"
 
 
 class Owed(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +66,20 @@ class Owed(msgspec.Struct, frozen=True, kw_only=True):
     claim_number: int
     tries: int
     due_at: datetime
+    # When giving it back was first owed, over all its generations.
+    since: datetime
+    # Of what was asked for; None: all of it, by the saga.
+    part: bytes | None = None
+    # A life that was lost may have made it: its books are asked before anything of it is sent.
+    ask_first: bool = False
 
 
 class RefundView(msgspec.Struct, frozen=True, kw_only=True):
-    """How a refund stands. COMPLETED: the provider has it. `reason`: why it is owed, or why it failed."""
+    """How a refund stands. COMPLETED: the provider has it. `reason`: why it is owed, or why it failed.
+
+    `part`: the key under which its tenant asked for it; null: all of a payment that did not fit. `waits_for_person`:
+    why only a person can go on with it (`/refund/decide`); null: nobody needs to.
+    """
 
     status: Status
     payment_intent_id: str
@@ -62,6 +89,18 @@ class RefundView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     created_at: datetime
     completed_at: datetime | None
+    part: str | None = None
+    waits_for_person: str | None = None
+
+
+def waits_for(status: Status, reason: str | None, *, is_part: bool, is_newest: bool = True) -> str | None:
+    """Why a refund waits for a person; None: it does not.
+
+    What the saga could not give back is owed, until a later generation is; a part that failed is its tenant's again.
+    """
+    if status == "PENDING" or (status == "FAILED" and not is_part and is_newest):
+        return reason
+    return None
 
 
 def patience(stuck_after: timedelta) -> Patience:
@@ -87,9 +126,13 @@ def next_step(
     jitter: float,
 ) -> Resend | LookUp | Entry:
     """What to do about a refund that is due."""
+    if owed.ask_first and owed.key != key_of(owed):
+        return Hold(now + LONGEST_PAUSE, owed.tries + 1, KEY_DIFFERS)
     step = settlement.next_step(
         history, tries=0, account=account, lookup=lookup, now=now, facts=facts, patience=patience
     )
+    if owed.ask_first:
+        step = ask_first(step, history, lookup=lookup)
     match step:
         case Send():
             return Resend(owed.tries)
@@ -149,9 +192,25 @@ def after_answer(
     return entry_of(verdict, tries=owed.tries, now=now, jitter=jitter)
 
 
-def after_refusal(refused: Failed, looked_at: Entry | Resend) -> Entry:
-    """A refusal, once the books were asked about it. They decide where they show the refund, or cannot tell."""
-    return refused if isinstance(looked_at, Resend) else looked_at
+def after_refusal(refused: Entry, looked_at: Entry | Resend, *, code: str, tries: int, now: datetime) -> Entry:
+    """A refusal, once the books were asked about it. They decide where they show the refund, or cannot tell.
+
+    One that may not be believed, because an earlier send may have run, is for a person at once: to send it again alone
+    would bring the same refusal.
+    """
+    if isinstance(refused, Failed):
+        return refused if isinstance(looked_at, Resend) else looked_at
+    if isinstance(looked_at, Resend):
+        return Hold(now + LONGEST_PAUSE, tries + 1, code)
+    if isinstance(looked_at, Hold) and looked_at.reason is None:
+        return msgspec.structs.replace(looked_at, reason=code)
+    return looked_at
+
+
+def refusal_code(answer: Answer) -> str | None:
+    """The code of an answer that refuses, for good or by its words; None where it does not."""
+    refuses = isinstance(answer, Refused) or (isinstance(answer, Unknown) and answer.says_refused)
+    return answer.code if refuses and not isinstance(answer, Done) else None
 
 
 def entry_of(verdict: Verdict, *, tries: int, now: datetime, jitter: float) -> Entry:
@@ -168,6 +227,25 @@ def entry_of(verdict: Verdict, *, tries: int, now: datetime, jitter: float) -> E
             return Hold(now + LONGEST_PAUSE, tries + 1, verdict.reason)
 
 
+def later_refund_keys(owed: Owed) -> tuple[bytes, ...]:
+    """The keys that its next generations would have. A part has none: it is asked for again under another key."""
+    if owed.part is not None:
+        return ()
+    return tuple(key_of(owed, ahead=ahead) for ahead in range(1, _LATER_GENERATIONS + 1))
+
+
+def key_of(owed: Owed, *, ahead: int = 0) -> bytes:
+    """The key that the content of a refund gives, in this generation or so many ahead of it."""
+    return refund_key(
+        tenant=owed.tenant,
+        currency=owed.currency,
+        provider=owed.provider,
+        payment_intent_id=owed.payment_intent_id,
+        generation=owed.generation + ahead,
+        part=owed.part,
+    )
+
+
 def instruction_of(
     *,
     tenant: str,
@@ -177,6 +255,7 @@ def instruction_of(
     currency: str,
     generation: int,
     reason: str,
+    part: bytes | None = None,
 ) -> Refund:
     """What is asked of the provider. Whoever finds it owed, and however often, arrives at the same key."""
     return Refund(
@@ -186,6 +265,7 @@ def instruction_of(
             provider=provider,
             payment_intent_id=payment_intent_id,
             generation=generation,
+            part=part,
         ),
         payment_id=payment_intent_id,
         amount_micros=amount_micros,

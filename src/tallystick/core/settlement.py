@@ -2,6 +2,7 @@
 
 Pure. The caller passes the time (the database's), the provider's facts, what was sent so far and what came of it.
 
+    held ─────> pending                      a second person agreed; until then nobody claims it
     pending ──> processing ──> transferred   the provider has it
        ^            │     ──> failed         the provider refused it for good, or the budget ran out in a known state
        │            │     ──> processing     no answer yet, or busy: asked again, same key
@@ -15,6 +16,7 @@ Recovery asks before it repeats: see `next_step` and `after_look`. "Unknown" bel
 it was answered Unknown, or never answered. Only Done, a replayed stored answer or a lookup resolves that.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
@@ -35,13 +37,22 @@ from tallystick.core.provider import (
     State,
     Undecided,
     Unknown,
+    is_forgotten,
 )
 
-Status = Literal["pending", "processing", "transferred", "failed", "disputed"]
-STATUSES: Final[tuple[Status, ...]] = ("pending", "processing", "transferred", "failed", "disputed")
+Status = Literal["held", "pending", "processing", "transferred", "failed", "disputed"]
+STATUSES: Final[tuple[Status, ...]] = ("held", "pending", "processing", "transferred", "failed", "disputed")
 
+# News that is a person's whatever state the movement is in, by the event's type (docs/providers.md 5, Event).
+ALARMS: Final[Mapping[str, str]] = {"transfers#payout-failure": "payout_failed_at_the_provider"}
 BUDGET_EXHAUSTED: Final = "retry_budget_exhausted"
 MOVED_UNDER_ANOTHER_KEY: Final = "moved_under_another_key"
+# The provider may have forgotten the key, and cannot be asked either.
+UNPROVEN: Final = "may_have_been_sent_before_the_restore"
+# The key that is stored is not the one that the content gives: asked for under it, whatever was made looks absent.
+KEY_DIFFERS: Final = "key_differs"
+# Other books would show nothing of it, and that would look like absence.
+OTHER_ACCOUNT: Final = "sent_with_another_account"
 # Nothing reached the provider: our own breaker, gate or clock, or no connection. An outage is not a try.
 NEVER_WRITTEN: Final = frozenset({"breaker_open", "gate_full", "not_after_passed", "unreachable"})
 # Nobody answers there: asking every second would only fill the books with attempts.
@@ -72,6 +83,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     `not_after`: until when bytes may still be written. `account`: whose books they would be in. `done_as`, `done_state`
     and `refused_as` are final answers that came when their claim was lost already: whoever looks next believes them.
     `moved_as`: a movement that a lost life of the database made for it under another key.
+    `since`: when what is paid for was created. The provider's memory of its keys is counted from then (`core.intent`).
     """
 
     first_sent_at: datetime | None = None
@@ -84,6 +96,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     refused_as: str | None = None
     account: str | None = None
     moved_as: str | None = None
+    since: datetime | None = None
 
 
 NOTHING_SENT: Final = History()
@@ -139,12 +152,11 @@ def next_step(
     if history.refused_as is not None and not history.may_have_run:
         return Failed(history.refused_as)
     if not history.may_have_run or history.first_sent_at is None or history.not_after is None:
-        return Failed(BUDGET_EXHAUSTED) if tries >= patience.budget else Send(tries)
+        return _not_run(history, tries, lookup=lookup, now=now, facts=facts, patience=patience)
     if now < history.not_after:
         return Wait(history.not_after, tries)
     if history.account != account:
-        # Other books would show nothing of it, and that would look like absence.
-        return Disputed("sent_with_another_account")
+        return Disputed(OTHER_ACCOUNT)
     if lookup is not Lookup.NONE:
         return LookUp()
     if history.done_as is not None:
@@ -152,6 +164,22 @@ def next_step(
     if _is_forgotten(history, now, facts):
         return Disputed("past_the_horizon")
     return _again(history, tries, patience)
+
+
+def ask_first(step: Step, history: History, *, lookup: Lookup) -> Step:
+    """The step of `next_step`, for what a lost life may have sent since: nothing is sent, nor given up, unasked.
+
+    Final answers that are stored here stand: the lost life began with them too.
+    """
+    match step:
+        case Transferred() | Wait():
+            return step
+        case Failed() if history.refused_as is not None or history.done_as is not None:
+            return step
+        case Disputed(reason) if reason in ("returned", OTHER_ACCOUNT):
+            return step
+        case _:
+            return Disputed(UNPROVEN) if lookup is Lookup.NONE else LookUp()
 
 
 def after_look(
@@ -173,8 +201,10 @@ def after_look(
                 history, looked, amount_micros, currency, tries=tries, now=now, facts=facts, patience=patience
             )
         case Undecided():
-            if history.first_sent_at is not None and now >= (
-                history.first_sent_at + facts.key_horizon + patience.undecided_for
+            if (
+                history.may_have_run
+                and history.first_sent_at is not None
+                and now >= (history.first_sent_at + facts.key_horizon + patience.undecided_for)
             ):
                 return Disputed("provider_cannot_be_asked")
             return Wait(now + patience.stuck_after, tries)
@@ -195,17 +225,46 @@ def after_first_look(
 ) -> Send | Verdict:
     """The same for a payout of which nothing is stored, but which a lost life of the database may have sent.
 
-    The caller asks only when nothing of that life can still be on its way.
+    Whether it was asked late enough, so that nothing of that life can still be on its way, the permit tells.
     """
     match looked:
         case Found():
             return _found(history, looked, amount_micros, currency, tries=0, now=now, facts=facts, patience=patience)
         case Undecided():
             return Wait(now + patience.stuck_after, 0)
-        case Absent() if history.moved_as is not None:
-            return Disputed(MOVED_UNDER_ANOTHER_KEY)
         case Absent():
-            return Send(0) if lookup is Lookup.EXACT else Disputed("may_have_been_sent_before_the_restore")
+            return _never_sent(history, 0, lookup)
+
+
+def made_until(history: History, *, since: datetime, now: datetime, facts: Facts) -> datetime | None:
+    """Until when something of it can have been made at the provider. None: no end is known.
+
+    That is so when an error may be rolled forward, and where a life of the database that was lost may have sent it:
+    nothing is known to have run here, or the memory of its key, which counts from its creation (`since`), is over.
+    """
+    is_over = is_forgotten(since, facts.remembered, now)
+    if not history.may_have_run or history.not_after is None or history.server_error or is_over:
+        return None
+    return history.not_after + facts.longest_in_flight
+
+
+def believed(history: History, answer: Answer, *, attempt: int, since: datetime, now: datetime, facts: Facts) -> Answer:
+    """The answer to attempt number `attempt`, as far as it goes here; `history` is that of the attempts before it.
+
+    A provider's own words that refuse a request, under no code that is known to be final, are a refusal only where
+    nothing else can be behind them: no attempt here may have run (a replayed answer speaks for all of them), and the
+    key is remembered since the creation of what it pays for (`since`), so that a life of the database which was lost
+    has nothing under it either. Otherwise it stays unknown.
+    """
+    if not isinstance(answer, Unknown) or not answer.says_refused:
+        return answer
+    # A further attempt of which no earlier one is known here: somebody else's, and nobody asked what became of it.
+    is_first = attempt == 1 or history.first_sent_at is not None
+    in_doubt = history.may_have_run or not is_first
+    contradicted = history.server_error or history.done_as is not None
+    if contradicted or (in_doubt and not answer.replayed) or is_forgotten(since, facts.remembered, now):
+        return answer
+    return Refused(code=answer.code, message=answer.message, replayed=answer.replayed, evidence=answer.evidence)
 
 
 def after_answer(history: History, answer: Answer, *, tries: int, now: datetime, patience: Patience) -> Verdict:
@@ -238,12 +297,14 @@ def after_movement(
     is_live_key: bool,
     amount_micros: int,
     currency: str,
+    alarm: str | None = None,
 ) -> Disputed | None:
     """What news from the provider's books (a webhook, a list) means for a row. None: nothing new.
 
     Only news that contradicts what we believe changes a row, and never towards a state in which the money could be
     sent again. `is_live_key` False: it moved under the key of an earlier generation, which was believed to have failed
-    (unless a person confirmed that very movement).
+    (unless a person confirmed that very movement). `alarm`: the provider says that something went wrong with it
+    (`ALARMS`), whatever its books call its state so far.
     """
     has_moved = movement.state in ("waiting", "moving", "moved")
     if status == "disputed":
@@ -256,7 +317,7 @@ def after_movement(
         case "processing":
             # Recovery asks by itself, and decides with all that was sent before it.
             return None
-        case "pending":
+        case "held" | "pending":
             return Disputed("moved_before_it_was_sent", movement.id) if has_moved else None
         case "failed":
             return Disputed("moved_after_failed", movement.id) if has_moved else None
@@ -267,7 +328,7 @@ def after_movement(
                 return Disputed(f"{movement.state}_after_transferred", transfer_id)
             if (movement.amount_micros, movement.currency) != (amount_micros, currency):
                 return Disputed("amount_differs", transfer_id)
-            return None
+            return None if alarm is None else Disputed(alarm, transfer_id)
 
 
 def fee_micros(gross_micros: int, *, percent_ppm: int, fixed_micros: int, minimum_micros: int) -> int:
@@ -345,6 +406,8 @@ def _absent(
     if history.done_as is not None:
         # Once made and failed, now not shown: the books contradict the answer.
         return Disputed("failed_and_not_shown", history.done_as)
+    if not history.may_have_run:
+        return _never_sent(history, tries, lookup)
     if lookup is Lookup.EXACT and history.not_after is not None:
         settled_at = history.not_after + facts.longest_in_flight
         if now < settled_at:
@@ -360,6 +423,25 @@ def _absent(
     return _again(history, tries, patience)
 
 
+def _not_run(
+    history: History, tries: int, *, lookup: Lookup, now: datetime, facts: Facts, patience: Patience
+) -> Send | LookUp | Failed | Disputed:
+    if tries >= patience.budget:
+        return Failed(BUDGET_EXHAUSTED)
+    if not _is_forgotten(history, now, facts):
+        return Send(tries)
+    # As far as is stored it never ran. A life of the database that was lost may have sent it all the same.
+    return LookUp() if lookup is not Lookup.NONE else Disputed(UNPROVEN)
+
+
+def _never_sent(history: History, tries: int, lookup: Lookup) -> Send | Disputed:
+    """Nothing that is stored has run, and the books do not show it either."""
+    if history.moved_as is not None:
+        return Disputed(MOVED_UNDER_ANOTHER_KEY)
+    # A search that lags shows what is there, and never that nothing is.
+    return Send(tries) if lookup in (Lookup.EXACT, Lookup.SCAN) else Disputed(UNPROVEN)
+
+
 def _again(history: History, tries: int, patience: Patience) -> Send | Disputed:
     """Once more under the same key, unless that was tried often enough. A silent attempt is a try nobody counted."""
     spent = tries + history.is_silent
@@ -367,7 +449,8 @@ def _again(history: History, tries: int, patience: Patience) -> Send | Disputed:
 
 
 def _is_forgotten(history: History, now: datetime, facts: Facts) -> bool:
-    return history.first_sent_at is not None and now >= history.first_sent_at + facts.key_horizon - facts.key_margin
+    counted = [at for at in (history.since, history.first_sent_at) if at is not None]
+    return bool(counted) and is_forgotten(min(counted), facts.remembered, now)
 
 
 def _pause(busy: Busy, tries: int, patience: Patience) -> timedelta:

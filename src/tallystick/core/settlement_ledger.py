@@ -1,6 +1,6 @@
 """Where a settlement's money is, as ledger postings. Pure.
 
-    created       clearing    ──> payable of the squad (net), fees (fee)
+    created       the source  ──> payable of the squad (net), fees (fee)
     claimed       payable     ──> in transit
     transferred   in transit  ──> paid out
     failed        in transit  ──> payable
@@ -38,7 +38,7 @@ MOST_ITEMS: Final = MAX_LEGS - 1
 
 
 def clearing(currency: str) -> str:
-    """Where a tenant's settlements are paid from."""
+    """Where a tenant's settlements are paid from, unless they name a source of their own."""
     return f"settlement:clearing:{currency}"
 
 
@@ -71,7 +71,10 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SettlementCreated(Operation, frozen=True, tag_field="kind", tag="settlement.created"):
-    """A payout is promised. The fee is the tenant's policy's, so it is no part of what the caller asked."""
+    """A payout is promised. The fee is the tenant's policy's, so it is no part of what the caller asked.
+
+    `source` is whose money it is; without one, the clearing account's.
+    """
 
     attribution_id: str
     squad_id: str
@@ -79,6 +82,12 @@ class SettlementCreated(Operation, frozen=True, tag_field="kind", tag="settlemen
     currency: str
     destination: str
     provider: str
+    source: str | None = None
+
+
+def source_of(operation: SettlementCreated) -> str:
+    """The account that is debited."""
+    return clearing(operation.currency) if operation.source is None else operation.source
 
 
 class SettlementMoved(Operation, frozen=True, tag_field="kind", tag="settlement.moved"):
@@ -126,7 +135,7 @@ def created_kind(fee: int) -> Kind:
 
     def legs(operation: SettlementCreated) -> list[Leg]:
         found = [
-            Leg(clearing(operation.currency), -operation.gross_micros, operation.currency),
+            Leg(source_of(operation), -operation.gross_micros, operation.currency),
             Leg(payable(operation.squad_id, operation.currency), operation.gross_micros - fee, operation.currency),
         ]
         if fee:

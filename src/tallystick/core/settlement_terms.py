@@ -4,6 +4,7 @@ Refusals, in order of precedence:
 
     attribution_invalid, squad_invalid, destination_invalid     the request itself
     amount_not_integer, amount_not_positive, amount_overflow, currency_unknown
+    account_invalid, account_reserved                           the source
     net_not_positive          the fee takes everything
     net_not_payable           less than the smallest amount the provider can pay
 """
@@ -16,7 +17,7 @@ import msgspec
 
 from tallystick.core.keys import digest, settlement_key
 from tallystick.core.money import amount_fault, format_amount
-from tallystick.core.operation import currency_fault
+from tallystick.core.operation import RESERVED, account_fault, account_reserved, currency_fault
 from tallystick.core.outcome import Rejected
 from tallystick.core.settlement import fee_micros
 from tallystick.core.settlement_ledger import SettlementCreated
@@ -60,14 +61,9 @@ def wish_fault(wish: SettlementCreated) -> Rejected | None:
         if type(value) is not str or not pattern.fullmatch(value):
             name = code.removesuffix("_invalid")
             return Rejected(code, f"{value!r:.80} is not a {name}.", f"Use {allowed}.")
-    destination = wish.destination
-    # What it must look like is the provider's; a bank account is often a small JSON object with a person's name.
-    if type(destination) is not str or not 0 < len(destination) <= MAX_DESTINATION or not destination.isprintable():
-        return Rejected(
-            "destination_invalid",
-            f"{destination!r:.80} is not a destination.",
-            f"Use 1 to {MAX_DESTINATION} printable characters, as the provider wants them.",
-        )
+    refusal = destination_fault(wish.destination)
+    if refusal is not None:
+        return refusal
     fault = amount_fault(wish.gross_micros)
     if fault is None and wish.gross_micros > MAX_GROSS_MICROS:
         fault = "amount_overflow"
@@ -77,7 +73,29 @@ def wish_fault(wish: SettlementCreated) -> Rejected | None:
             f"gross_micros is {wish.gross_micros!r:.80}, which is not an amount.",
             "Send a whole number of micros (millionths of the major unit) from 1 to 10^15.",
         )
-    return currency_fault(wish.currency)
+    return currency_fault(wish.currency) or _source_fault(wish)
+
+
+def destination_fault(destination: object) -> Rejected | None:
+    """What cannot be anybody's destination."""
+    # What it must look like is the provider's; a bank account is often a small JSON object with a person's name.
+    if type(destination) is str and 0 < len(destination) <= MAX_DESTINATION and destination.isprintable():
+        return None
+    return Rejected(
+        "destination_invalid",
+        f"{destination!r:.80} is not a destination.",
+        f"Use 1 to {MAX_DESTINATION} printable characters, as the provider wants them.",
+    )
+
+
+def _source_fault(wish: SettlementCreated) -> Rejected | None:
+    if wish.source is None:
+        return None
+    fault = account_fault(wish.source)
+    if fault is not None:
+        return fault
+    # What a flow has promised cannot be promised again.
+    return account_reserved(wish.source) if wish.source.startswith(RESERVED) else None
 
 
 def terms(wish: SettlementCreated, policy: Policy, *, step_micros: int) -> Terms | Rejected:
@@ -110,6 +128,11 @@ def terms(wish: SettlementCreated, policy: Policy, *, step_micros: int) -> Terms
 def identity(tenant: str, attribution_id: str, squad_id: str) -> UUID:
     """A settlement's id: the same attribution and squad are the same payout, on every host."""
     return UUID(bytes=digest("settlement_id", tenant=tenant, attribution_id=attribution_id, squad_id=squad_id)[:16])
+
+
+def payout_approval(settlement: UUID) -> UUID:
+    """The id of the approval that a payout waits for: of each there is one."""
+    return UUID(bytes=digest("payout_approval", settlement=settlement.hex)[:16])
 
 
 def first_key(tenant: str, wish: SettlementCreated, net_micros: int) -> bytes:

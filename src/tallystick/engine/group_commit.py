@@ -23,6 +23,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import structlog
 
+from tallystick.core.author import sign
 from tallystick.engine.fair_queue import FairQueue
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable, require
@@ -208,6 +209,8 @@ class GroupCommit(Generic[I, A]):
             self._arrived.set()
 
     async def _lane(self, number: int) -> None:
+        # A lane is nobody's, whoever opened it: items bring their authors.
+        sign(None)
         while True:
             while not (batch := await self._gathered()):
                 self._arrived.clear()

@@ -57,6 +57,8 @@ def told_plainly() -> Iterator[None]:
 class Locked:
     """Accounts read under their locks, per tenant; `at` is the database's time after the last lock.
 
+    An account whose last entry is later than that goes on with its own time: what is recorded for it is dated so.
+
     `blocked` are the accounts another transaction holds: only an impatient call reports them.
     """
 

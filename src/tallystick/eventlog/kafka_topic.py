@@ -24,7 +24,11 @@ log = structlog.get_logger("tallystick.eventlog")
 _REPLICAS: Final = 3
 _IN_SYNC: Final = 2
 # What a broker says of a topic that others have just made.
-_NOT_YET: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
+_NOT_YET: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 # And of a group that it has just begun to look after.
 _COORDINATING: Final = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -98,19 +102,38 @@ class KafkaTopic:
 
     async def backlog(self) -> Backlog:
         """How far consumers are behind. Raises LogUnreachable."""
+        partitions = await self._partitions()
+        read = await self._noted(partitions)
+        end = await self._ends(partitions)
+        behind = sum(max(0, offset - read.get(partition, 0)) for partition, offset in end.items())
+        return Backlog(behind=behind, read=sum(read.values()))
+
+    async def ends(self) -> dict[int, int]:
+        """The high-water mark of each partition: whatever was acknowledged lies before it. Raises LogUnreachable."""
+        return await self._ends(await self._partitions())
+
+    async def noted(self) -> dict[int, int]:
+        """How far each partition was read, by Kafka's own note. Raises LogUnreachable."""
+        return await self._noted(await self._partitions())
+
+    async def _partitions(self) -> list[TopicPartition]:
         metadata = await self._metadata()
         if self.name not in metadata.topics:
             raise LogUnreachable(f"there is no topic {self.name}")
-        partitions = [TopicPartition(self.name, partition) for partition in metadata.topics[self.name].partitions]
-        seconds = self._limits.kafka_ask_seconds
-        ends = self._admin.list_offsets(
-            {partition: OffsetSpec.latest() for partition in partitions},  # type: ignore[no-untyped-call]
-            request_timeout=seconds,
-        )
-        read = await self._noted(partitions)
-        end = {partition.partition: (await _answer(asked)).offset for partition, asked in ends.items()}
-        behind = sum(max(0, offset - read.get(partition, 0)) for partition, offset in end.items())
-        return Backlog(behind=behind, read=sum(read.values()))
+        return [TopicPartition(self.name, partition) for partition in metadata.topics[self.name].partitions]
+
+    async def _ends(self, partitions: list[TopicPartition]) -> dict[int, int]:
+        """Where the next record of each partition will lie."""
+        wanted = {partition: OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+        for left in reversed(range(_MADE_ROUNDS)):
+            asked = self._admin.list_offsets(wanted, request_timeout=self._limits.kafka_ask_seconds)
+            try:
+                return {partition.partition: (await _answer(answer)).offset for partition, answer in asked.items()}
+            except LogUnreachable as error:
+                if not left or _code(error) not in _NOT_YET:
+                    raise
+            await asyncio.sleep(_MADE_PAUSE_SECONDS)
+        return {}
 
     async def _noted(self, partitions: list[TopicPartition]) -> dict[int, int]:
         """How far Kafka has noted that consumers have read."""

@@ -19,8 +19,10 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from tallystick.core.author import acting, by_provider
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, Movement
+from tallystick.core.settlement import ALARMS
 from tallystick.core.webhook import End, Ended, Failed, Ok, Outcome, Postponed, Recorded, after_fetch, end
 from tallystick.errors import (
     Busy,
@@ -33,6 +35,7 @@ from tallystick.errors import (
     require,
 )
 from tallystick.flows.settlement_review import Reviews
+from tallystick.flows.witness import Witness
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import webhook as store
@@ -165,8 +168,10 @@ class Events:
         if handler is None:
             return [Ok()] * len(events)
         try:
-            async with asyncio.timeout(self._limits.event_handling_seconds):
-                outcomes = await handler.handle(events)
+            # What is done about an event is the provider's doing: he said so.
+            with acting(by_provider(*(event.provider for event in events))):
+                async with asyncio.timeout(self._limits.event_handling_seconds):
+                    outcomes = await handler.handle(events)
             require(len(outcomes) == len(events), "a handler answered for another number of events than it was given")
         except InvariantBroken:
             raise
@@ -264,9 +269,10 @@ class Ear:
 class SettlementNews:
     """Late news of payouts: one that came back, or contradicts what its row says, becomes disputed."""
 
-    def __init__(self, reviews: Reviews) -> None:
+    def __init__(self, reviews: Reviews, witness: Witness) -> None:
         """Reviews decide; this only tells them."""
         self._reviews = reviews
+        self._witness = witness
 
     async def handle(self, events: Sequence[Claimed]) -> Sequence[Outcome]:
         """Each by itself: what one of them runs into is not the others' trouble."""
@@ -289,7 +295,8 @@ class SettlementNews:
         if event.movement is None:
             return Ok()
         try:
-            disputed = await self._reviews.observe(event.provider, event.movement)
+            disputed = await self._reviews.observe(event.provider, event.movement, alarm=ALARMS.get(event.type))
+            await self._witness.heard(event.provider, [event.movement])
         except InvariantBroken:
             raise
         except OUTAGES as outage:

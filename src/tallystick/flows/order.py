@@ -6,10 +6,12 @@ everybody wants is locked and written once for all of them.
 """
 
 import asyncio
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import Self
 
 import msgspec
+import structlog
 
 from tallystick.core.idempotency import Claim, Tenant, key_refusal
 from tallystick.core.order import (
@@ -24,10 +26,15 @@ from tallystick.core.order import (
 )
 from tallystick.core.outcome import Rejected
 from tallystick.engine.group_commit import GroupCommit
+from tallystick.errors import LogUnreachable
+from tallystick.flows.release import Releases
+from tallystick.flows.watermark import Log, Watermark
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import order as store
 from tallystick.store.database import Database
 from tallystick.store.order import Changed, OrderView, Reserved, ReserveWork, SkuView, unannounced
+
+logger = structlog.get_logger("tallystick.order")
 
 
 class Orders:
@@ -40,13 +47,19 @@ class Orders:
         ttl: timedelta,
         grace: timedelta,
         changed: Changed = unannounced,
+        log: Log | None = None,
+        releases: Releases | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         """`ttl` is how long a reservation holds, `grace` how much longer the sweeper lets it be.
 
-        `changed` is told of orders that ended; of a new one nobody can have heard before.
+        `changed` is told of orders that ended; of a new one nobody can have heard before. `log`: where webhooks are
+        appended before they are in the database. `releases`: who ends payments at the providers; without them an order
+        whose charge is live is never swept.
         """
+        self._releases = releases
         self._database = database
+        self.watermark = Watermark(database, grace=grace, log=log, limits=limits)
         self._changed = changed
         self._grace = grace
         self._limits = limits
@@ -82,20 +95,40 @@ class Orders:
         async with self._steps:
             return await store.cancel(self._database, tenant, order_id, changed=self._changed)
 
-    async def sweep(self, *, most: int | None = None) -> Swept:
+    async def sweep(self, *, most: int | None = None, patience_seconds: float = 0.0) -> Swept:
         """Cancel what is overdue now, in chunks, until nothing is or `most` were cancelled.
 
-        Safe beside other sweepers, cancellations and payments, and to kill at any moment.
+        Not what was charged, while something that was received in time is undecided: `patience_seconds` is how long a
+        single run waits for what is on its way. Safe beside other sweepers, cancellations and payments, and to kill
+        at any moment.
         """
-        sweep = store.Sweep(self._database, grace=self._grace, changed=self._changed)
+        watermark = await self._reached(patience_seconds)
+        asked: Counter[str] = Counter()
+        if watermark is not None and self._releases is not None:
+            asked = await self._releases.run_once(grace=self._grace, watermark=watermark)
+        sweep = store.Sweep(self._database, grace=self._grace, watermark=watermark, changed=self._changed)
         done = Swept()
         while most is None or done.cancelled < most:
             chunk = self._limits.sweep_chunk if most is None else min(self._limits.sweep_chunk, most - done.cancelled)
             swept = await sweep.chunk(chunk)
-            done = Swept(done.cancelled + swept.cancelled, done.released + swept.released, done.refused + swept.refused)
+            done = Swept(
+                done.cancelled + swept.cancelled,
+                done.released + swept.released,
+                done.refused + swept.refused,
+                told=asked["told"],
+                held=asked["waiting"],
+            )
             if swept.is_complete:
                 return done
         return msgspec.structs.replace(done, is_complete=False)
+
+    async def _reached(self, patience_seconds: float) -> datetime | None:
+        try:
+            return await self.watermark.read(patience_seconds=patience_seconds)
+        except LogUnreachable as error:
+            # Webhooks that it has acknowledged may lie there: whoever was charged is left alone until it is back.
+            logger.warning("sweep_without_the_log", reason=str(error))
+            return None
 
     async def set_stock(self, tenant: Tenant, sku: str, stock: int) -> SkuView | Rejected:
         """Put so many up for sale, in all: what is reserved and sold counts towards it."""

@@ -12,6 +12,7 @@ Nobody who waits holds a connection to the database. Memory is never the truth: 
 
 import asyncio
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Self
@@ -26,7 +27,7 @@ from tallystick.core.order_status import OrderStatus, is_answer, waiting_fault
 from tallystick.core.outcome import Rejected
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Lost
-from tallystick.errors import Busy, TallystickError, Unreachable
+from tallystick.errors import Busy, ShareUsed, TallystickError, Unreachable
 from tallystick.flows.announcer import Announcer
 from tallystick.flows.order_status_cache import Cache
 from tallystick.providers.steady import steady
@@ -119,6 +120,8 @@ class OrderStatuses:
         self._watched = asyncio.Event()
         self._is_stopping = False
         self.waiting = 0
+        # By tenant.
+        self._waiting_of: Counter[int] = Counter()
         # Answers from memory; from the database; and those from the database because memory was not trusted.
         self.hits = 0
         self.misses = 0
@@ -199,6 +202,8 @@ class OrderStatuses:
     async def _waited(self, place: Place, wait_seconds: float, after: str | None) -> OrderStatus | None:
         if self.waiting >= self._limits.status_waiters:
             raise Busy(self._limits.retry_after_seconds)
+        if self._waiting_of[place[0]] >= self._limits.status_waiters_per_tenant:
+            raise ShareUsed(self._limits.retry_after_seconds)
         until = asyncio.get_running_loop().time() + wait_seconds
         # Watched before it is read: what changes after the read is seen.
         watch = self._watches.get(place)
@@ -206,6 +211,7 @@ class OrderStatuses:
             watch = self._watches[place] = Watch()
         watch.watchers += 1
         self.waiting += 1
+        self._waiting_of[place[0]] += 1
         self._watched.set()
         try:
             found = await self._fresh(place)
@@ -219,6 +225,7 @@ class OrderStatuses:
                 return await self._fresh(place)
         finally:
             self.waiting -= 1
+            self._waiting_of[place[0]] -= 1
             watch.watchers -= 1
             if not watch.watchers and self._watches.get(place) is watch:
                 del self._watches[place]

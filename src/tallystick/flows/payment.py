@@ -4,14 +4,15 @@
     send    one call to the provider, with a deadline                                   ── no transaction is open
     record  the answer with its evidence, and what it makes of the log                  ── many answers, one transaction
 
-Clicks of one process on one order share one flight; those of others find the log. Nobody waits long: a flight goes on
-after its callers were told that it is pending. The deciders are in `core.payment`.
+Clicks of one process on one order under one key share one flight; those under other keys join it through the log, as
+those of other processes do. Nobody waits long: a flight goes on after its callers were told that it is pending. The
+deciders are in `core.payment` and `core.payment_key`.
 """
 
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from math import ceil
@@ -21,11 +22,14 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from tallystick.core.idempotency import Tenant
+from tallystick.core.idempotency import Tenant, key_refusal
+from tallystick.core.intent import Absence
+from tallystick.core.keys import hex64
 from tallystick.core.order import order_id as id_of
 from tallystick.core.order import order_unknown, token_name
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import (
+    REVIEW_PAUSE,
     Ask,
     Entry,
     Hold,
@@ -33,28 +37,36 @@ from tallystick.core.payment import (
     Paid,
     Paying,
     PaymentPending,
+    PaymentRefused,
+    PaymentStatus,
     PaymentView,
     Resend,
     Settle,
     after_answer,
     after_look,
     left_pending,
+    refusal_of,
+    search_for,
+    shown,
 )
 from tallystick.core.provider import (
     Answer,
-    Charge,
     Done,
+    Event,
+    Found,
     Looked,
     Lookup,
+    Movement,
     Refused,
     Sending,
-    Undecided,
     Unknown,
 )
-from tallystick.core.settlement import Failed, Patience, Transferred
+from tallystick.core.release import Release, after_cancel
+from tallystick.core.settlement import MOVED_UNDER_ANOTHER_KEY, Failed, Patience, Transferred, believed, made_until
 from tallystick.engine.group_commit import GroupCommit
-from tallystick.errors import Busy, RestoredDatabase, TallystickError
-from tallystick.flows import sending
+from tallystick.errors import Busy, InvariantBroken, RestoredDatabase, ShareUsed, TallystickError
+from tallystick.flows import asking, sending
+from tallystick.flows.asking import AskedAbout
 from tallystick.flows.evidence import answered, looked_up, now_after
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
@@ -65,8 +77,22 @@ from tallystick.store import settling
 from tallystick.store.database import Database
 from tallystick.store.intent import Answered
 from tallystick.store.order import Changed, OrderView, unannounced
-from tallystick.store.payment import Begun, Books, Claimed, Click, Clicked, ClickWork, Held, RecordWork, Result, Same
+from tallystick.store.payment import (
+    Begun,
+    Books,
+    Claimed,
+    Click,
+    Clicked,
+    ClickWork,
+    Closing,
+    Held,
+    Noted,
+    RecordWork,
+    Result,
+    Same,
+)
 from tallystick.store.payment import Settled as LookAgain
+from tallystick.store.release import Told
 
 log = structlog.get_logger("tallystick.payment")
 
@@ -75,8 +101,12 @@ _MOST_STEPS: Final = 6
 # Asked for again sooner, nothing would be known; later, a buyer would have left.
 _SOONEST_SECONDS: Final = 1
 _LATEST_SECONDS: Final = 60
+# Why nothing begins: the attempt before it was refused, and may still be paid at the provider.
+_NOT_ENDED: Final = "earlier_attempt_not_ended"
 # An adapter whose provider shows no payments by their id says so with this code.
 _NOT_SHOWN: Final = "no_lookup"
+# It is not worded by a provider: this is how our own question is told apart from its webhooks.
+_FOUND: Final = "tallystick.found_by_recovery"
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +119,8 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = 0
 
 
-_Flight = tuple[int, str, str]
+# Tenant, order, reservation token, key and payment method: what differs in any of them is another request.
+_Flight = tuple[int, str, str, str, str | None]
 
 
 class Payments:
@@ -130,7 +161,11 @@ class Payments:
         self._recorder: GroupCommit[Result, bool] = GroupCommit(
             RecordWork(database, changed), limits=limits, joining=True
         )
+        # In the order they began.
         self._flights: dict[_Flight, asyncio.Task[Paid]] = {}
+        self._by_order: dict[tuple[int, str], list[asyncio.Task[Paid]]] = {}
+        # By tenant.
+        self._flying: Counter[int] = Counter()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -148,21 +183,30 @@ class Payments:
         await self._stack.__aexit__(*exception)  # type: ignore[arg-type]
 
     async def pay(
-        self, tenant: Tenant, order_id: str, reservation_token: str, *, payment_method: str | None = None
+        self,
+        tenant: Tenant,
+        order_id: str,
+        reservation_token: str,
+        *,
+        idempotency_key: str,
+        payment_method: str | None = None,
     ) -> Paid:
         """Charge an order, once. Whoever calls again, from wherever, gets the same payment.
 
-        A `payment_method` counts for an attempt that begins with this call. Raises like `Engine.submit`: then nothing
-        was sent, and the same call again is safe.
+        The key is bound to order, body and attempt in the commit of the intent; the provider's final answer, a no too,
+        is what it has for ever. A `payment_method` counts for an attempt that begins with this call. Raises like
+        `Engine.submit`: then nothing was sent, and the same call again is safe.
         """
+        refusal = key_refusal(idempotency_key)
+        if refusal is not None:
+            return refusal
         uuid = id_of(order_id)
         if uuid is None:
             return order_unknown(order_id)
-        name: _Flight = tenant.number, order_id, reservation_token
+        name: _Flight = tenant.number, order_id, reservation_token, idempotency_key, payment_method
         flight = self._flights.get(name)
         if flight is None:
-            if len(self._flights) >= self._limits.payment_flights:
-                raise Busy(self._limits.retry_after_seconds)
+            self._require_room(tenant)
             click = Click(
                 tenant=tenant,
                 order_id=uuid,
@@ -171,15 +215,26 @@ class Payments:
                 provider=self._provider,
                 payment_method=payment_method,
                 token=uuid4(),
+                key=idempotency_key,
             )
-            flight = asyncio.create_task(self._fly(click), name=f"pay {order_id}")
+            beside = self._by_order.setdefault((tenant.number, order_id), [])
+            flight = asyncio.create_task(self._fly(click, tuple(beside)), name=f"pay {order_id}")
             self._flights[name] = flight
+            beside.append(flight)
+            self._flying[tenant.number] += 1
             flight.add_done_callback(lambda done: self._landed(name, done))
         # Not the flight itself: a caller who hangs up must not take the answer from the others, nor from the log.
         done, _ = await asyncio.wait([flight], timeout=self._limits.payment_wait_seconds)
         if done:
             return flight.result()
         return await self._pending(tenant, order_id)
+
+    def _require_room(self, tenant: Tenant) -> None:
+        """For one more flight, of all and of this tenant. Raises Busy and ShareUsed."""
+        if len(self._flights) >= self._limits.payment_flights:
+            raise Busy(self._limits.retry_after_seconds)
+        if self._flying[tenant.number] >= self._limits.payment_flights_per_tenant:
+            raise ShareUsed(self._limits.retry_after_seconds)
 
     async def order(self, tenant: Tenant, order_id: str) -> OrderView | Rejected:
         """An order as it stands, with its payment."""
@@ -205,25 +260,47 @@ class Payments:
                     counts["waiting"] += 1
         return Collected(**counts)
 
+    async def ask(self) -> AskedAbout:
+        """Ask about every charge that is marked to be asked about and due, and send nothing. For a restored database.
+
+        What the books have is recorded, and the saga hears of its money as from a webhook. What they prove absent is
+        left to the next click, and to the collector. Safe beside others, and to kill at any moment.
+        """
+        counts: Counter[str] = Counter()
+        due_before: datetime | None = None
+        while True:
+            claimed, heard = await self._claim_asked(due_before)
+            if not claimed:
+                return AskedAbout(**counts)
+            # What becomes due while this runs is for the next time, so that this ends.
+            due_before = due_before or min(one.now for one in claimed)
+            await asyncio.gather(*(self._only_asked(one, heard, counts) for one in claimed))
+
     # --- a click
 
     def _landed(self, name: _Flight, flight: "asyncio.Task[Paid]") -> None:
         self._flights.pop(name, None)
+        beside = self._by_order[name[:2]]
+        beside.remove(flight)
+        if not beside:
+            del self._by_order[name[:2]]
+        self._flying[name[0]] -= 1
         if not flight.cancelled() and flight.exception() is not None:
             # Those who wait are told themselves; here, in case nobody does any more.
             log.warning("click_failed", order=name[1], reason=type(flight.exception()).__name__)
 
-    async def _fly(self, click: Click) -> Paid:
+    async def _fly(self, click: Click, before: "Sequence[asyncio.Task[Paid]]") -> Paid:
         try:
-            return await self._steps(click)
+            return await self._steps(click, before)
         except RestoredDatabase:
             return Rejected(
                 "database_restored",
-                "This database was restored, copied or promoted: what it does not know may have been charged.",
-                "Run `tally recover`, then send the same request again. Nothing was sent.",
+                "The database was restored: what it does not know may have been charged.",
+                "Nothing was sent. Send the same request again when the operator's `tally recover` has ended.",
             )
 
-    async def _steps(self, click: Click) -> Paid:
+    async def _steps(self, click: Click, before: "Sequence[asyncio.Task[Paid]]") -> Paid:
+        """`before`: flights of this process on the same order that began earlier, under other keys."""
         for _ in range(_MOST_STEPS):
             began = steady()
             step: Clicked = await self._clicks.submit(click, source=click.tenant.number)
@@ -233,19 +310,32 @@ class Payments:
                 case Rejected():
                     return step
                 case Held():
-                    return _held(click.name, step)
-                case LookAgain():
+                    ahead = [flight for flight in before if not flight.done()]
+                    if not ahead:
+                        return _held(click.name, step)
+                    # The key has joined what they are about. Whoever began first waits for none: there is no circle.
+                    await asyncio.wait(ahead)
+                    answer = None
+                case LookAgain() | Noted():
                     answer = None
                 case Begun():
                     answer = await self._send(click, step, began=began, heard=heard)
-                case Same():
-                    answer = await self._tell(click, step)
-                case Claimed():
-                    answer = await self._ask_for(click, step, heard)
+                case Same() | Claimed() | Closing():
+                    answer = await self._go_on(click, step, heard)
             if answer is not None and not isinstance(answer, Click):
                 return answer
             click = msgspec.structs.replace(answer or _plain(click), token=uuid4())
         return await self._pending(click.tenant, click.name)
+
+    async def _go_on(self, click: Click, step: Same | Claimed | Closing, heard: float) -> Paid | Click | None:
+        """With what is at the provider already. None: look again."""
+        match step:
+            case Same():
+                return await self._tell(click, step)
+            case Claimed():
+                return await self._ask_for(click, step, heard)
+            case Closing():
+                return await self._close(click, step, heard)
 
     async def _send(self, click: Click, begun: Begun, *, began: float, heard: float) -> Paid:
         answer, entry, is_recorded = await self._sent(click.tenant, begun, began=began, heard=heard)
@@ -255,18 +345,12 @@ class Payments:
                 secret = answer.client_secret if isinstance(answer, Done) else None
                 return Paying(
                     order_id=click.name,
-                    payment=_completed(charge, payment_intent_id),
+                    payment=_there(charge, payment_intent_id, shown("COMPLETED", awaits_customer=_awaits(answer))),
                     client_secret=secret,
                     is_repeat=False,
                 )
-            case Failed(code) if is_recorded:
-                words = answer.message if isinstance(answer, Refused) else "it has failed for good"
-                return Rejected(
-                    "payment_refused",
-                    f"{charge.provider} refused attempt {charge.attempt} to pay {click.name}: {code}: {words}",
-                    "Have the customer bring another way to pay, and send the request again while the order holds: "
-                    "that is a new attempt.",
-                )
+            case Failed() if is_recorded:
+                return _refused(click.name, charge, entry, answer)
         until = entry.until if isinstance(entry, Hold) else begun.now
         return _pending(click.name, charge.view, until, begun.now)
 
@@ -278,12 +362,22 @@ class Payments:
             first_sent_at=begun.attempt.first_sent_at,
             not_after=begun.attempt.not_after,
             sendable_until=began + self._limits.send_seconds,
+            mark=begun.attempt.mark,
         )
         answer: Answer = await sending.call(adapter, begun.instruction, leave)
-        self._sender.heard(begun.charge.provider, answer)
-        entry = after_answer(
-            begun.history, answer, tries=begun.charge.tries, now=now_after(begun.now, heard), patience=self._patience
+        now = now_after(begun.now, heard)
+        answer = believed(
+            begun.history,
+            answer,
+            attempt=begun.attempt.number,
+            since=begun.order.created_at,
+            now=now,
+            facts=adapter.facts,
         )
+        self._sender.heard(begun.charge.provider, answer)
+        entry = after_answer(begun.history, answer, tries=begun.charge.tries, now=now, patience=self._patience)
+        # What was stored long ago is proof of what was made, and not how it stands.
+        shown_now = await asking.as_it_stands(adapter, "charge", answer, seconds=self._limits.payment_wait_seconds / 2)
         is_recorded = await self._record(
             Result(
                 tenant=tenant,
@@ -292,53 +386,94 @@ class Payments:
                 entry=entry,
                 response=answered(answer),
                 answered=Answered(begun.attempt, answer),
+                awaits_customer=isinstance(entry, Transferred) and _awaits(shown_now),
+                told=_told_now(begun, entry, shown_now) if shown_now is not answer else (),
+                left_as=answer.left_as if isinstance(answer, Refused) and isinstance(entry, Failed) else "",
+                refused=(
+                    _refused(begun.order.name, begun.charge, entry, answer) if isinstance(entry, Failed) else None
+                ),
             )
         )
         await self._sender.tell_breaker(begun.charge.provider)
-        return answer, entry, is_recorded
+        return shown_now, entry, is_recorded
+
+    async def _close(self, click: Click, closing: Closing, heard: float) -> Paid | None:
+        """Have the provider cancel what the attempt before left there. None: it has, and the next one may begin."""
+        charge, now = closing.charge, now_after(closing.now, heard)
+        leave = Sending(
+            first_sent_at=now,
+            not_after=now + timedelta(seconds=self._limits.send_seconds),
+            sendable_until=steady() + self._limits.send_seconds,
+        )
+        answer: Answer
+        try:
+            answer = await self._providers[charge.provider].cancel(charge.payment_intent_id or "", leave)
+        except TallystickError as error:
+            answer = Unknown(code="cancel_failed", message=str(error))
+        if isinstance(after_cancel(answer), Release):
+            await store.closed(self._database, click.tenant, charge)
+            return None
+        # Not known to be over, or paid after all: then its own news make the order PAID. Nothing begins beside it.
+        view = msgspec.structs.replace(charge.view, status="PENDING", reason=_NOT_ENDED)
+        return PaymentPending(
+            order_id=click.name, payment=view, retry_after_seconds=ceil(self._limits.retry_after_seconds)
+        )
 
     async def _tell(self, click: Click, same: Same) -> Paid | None:
-        """The same payment again, with its secret from the provider. None: it has failed for good, look again."""
+        """The same payment again, with its secret from the provider. None: look again."""
         charge = same.charge
         payment_intent_id = charge.payment_intent_id or ""
-        answer = await self._fetch(self._providers[charge.provider], payment_intent_id)
+        answer = await self._fetch(charge.provider, payment_intent_id)
+        status: PaymentStatus = charge.view.status
         match answer:
-            case Done() if answer.movement.state == "failed" and same.order.status == "PENDING":
-                failed = Failed("failed_at_the_provider")
-                result = Result(
-                    tenant=click.tenant,
-                    order_id=click.order_id,
-                    charge=charge,
-                    entry=failed,
-                    response=answered(answer),
-                )
+            case Done() if _has_failed_since(same, answer):
                 # Lost to somebody who knew it too, or not stored: either way the log is asked again.
-                await self._record(result)
-                return None
+                await self._record(_failed_since(click, charge, answer))
+                if same.recorded is None:
+                    return None
+                # Its key has this answer, and no other. What became of it, a new key hears, and the order shows.
+                secret = answer.client_secret
             case Done():
                 secret = answer.client_secret
+                status = shown("COMPLETED", awaits_customer=_awaits(answer))
             case Unknown(code=code) if code == _NOT_SHOWN:
+                secret = None
+            case _ if same.recorded is not None:
+                # Its key has one answer, whoever is away: without the secret, which is the provider's to show.
                 secret = None
             case _:
                 return PaymentPending(
                     order_id=click.name, payment=charge.view, retry_after_seconds=ceil(self._limits.retry_after_seconds)
                 )
+        view = same.recorded or _there(charge, payment_intent_id, status)
+        if same.recorded is None and not await self._noted(click, view):
+            return None
         return Paying(
             order_id=click.name,
-            payment=_completed(charge, payment_intent_id),
+            payment=view,
             client_secret=secret,
             is_repeat=True,
+            is_replayed=same.recorded is not None,
         )
 
+    async def _noted(self, click: Click, view: PaymentView) -> bool:
+        """A key that came when the payment was there has what it is told now as its answer. False: it is not so."""
+        if view.status not in ("AWAITING_CUSTOMER", "COMPLETED"):
+            raise InvariantBroken(f"a payment that exists is told as {view.status}")
+        noting = msgspec.structs.replace(_plain(click), token=uuid4(), told=view.status)
+        return isinstance(await self._clicks.submit(noting, source=click.tenant.number), Noted)
+
     async def _ask_for(self, click: Click, claimed: Claimed, heard: float) -> Paid | Click | None:
-        step, response = await self._asked(claimed, heard)
+        step, looked, absence = await self._asked(claimed, heard)
         if isinstance(step, Resend):
             return msgspec.structs.replace(
-                click, under=claimed.charge.claim_number, tries=step.tries, response=response
+                click,
+                under=claimed.charge.claim_number,
+                tries=step.tries,
+                response=looked_up(looked),
+                absence=absence,
             )
-        result = Result(
-            tenant=click.tenant, order_id=click.order_id, charge=claimed.charge, entry=step, response=response
-        )
+        result = _found(claimed, step, looked)
         if await self._record(result) and not isinstance(step, Hold):
             return None
         until = step.until if isinstance(step, Hold) else claimed.now
@@ -361,9 +496,47 @@ class Payments:
             )
         return claimed, steady()
 
+    async def _claim_asked(self, due_before: datetime | None) -> tuple[list[Claimed], float]:
+        async with self._database.stepping() as connection:
+            claimed = await store.claim_due(
+                connection,
+                providers=list(self._providers),
+                most=self._limits.payment_chunk,
+                lease=self._terms.lease,
+                only_asked=True,
+                due_before=due_before,
+            )
+        return claimed, steady()
+
+    async def _only_asked(self, claimed: Claimed, heard: float, counts: Counter[str]) -> None:
+        step, looked, absence = await self._decided(claimed, heard)
+        counts["looked_up"] += looked is not None
+        if isinstance(step, Resend):
+            # Whoever clicks, or the collector, may send it, once all the others were asked.
+            step = Hold(now_after(claimed.now, heard), step.tries)
+            charge = msgspec.structs.replace(claimed.charge, ask_first=False)
+            claimed = msgspec.structs.replace(claimed, charge=charge)
+        result = _found(claimed, step, looked)
+        if isinstance(step, Transferred):
+            result = msgspec.structs.replace(result, told=_told(claimed, step, looked))
+        if await self._record(result) and not (isinstance(step, Hold) and result.charge.ask_first):
+            counts["found" if absence is None else "absent"] += 1
+
     async def _collected(self, claimed: Claimed, heard: float, counts: Counter[str]) -> Entry:
         """One of them. What cannot be stored stays as it is, and is due again."""
-        step: Settle | Hold | Ask | Resend | Entry
+        step, looked, absence = await self._decided(claimed, heard)
+        if isinstance(step, Resend):
+            return await self._resent(claimed, step, None if looked is None else looked_up(looked), absence, counts)
+        result = _found(claimed, step, looked)
+        if not await self._record(result):
+            return Hold(claimed.now, claimed.charge.tries)
+        if isinstance(step, Hold) and step.reason is not None:
+            log.warning("payment_needs_a_person", order=claimed.order.name, reason=step.reason)
+        return step
+
+    async def _decided(self, claimed: Claimed, heard: float) -> tuple[Resend | Entry, Looked | None, Absence | None]:
+        """What a claimed charge comes to before anything is sent; what the books said of it, and their proof."""
+        step: Settle | Hold | Ask | Resend
         adapter = self._providers[claimed.charge.provider]
         step = left_pending(
             claimed.order,
@@ -375,23 +548,22 @@ class Payments:
             facts=adapter.facts,
             patience=self._patience,
         )
-        response: bytes | None = None
-        if isinstance(step, Ask):
-            step, response = await self._asked(claimed, heard)
-        if isinstance(step, Settle):
-            step = step.verdict
-        if isinstance(step, Resend):
-            return await self._resent(claimed, step, response, counts)
-        result = Result(
-            tenant=claimed.tenant, order_id=claimed.order.id, charge=claimed.charge, entry=step, response=response
-        )
-        if not await self._record(result):
-            return Hold(claimed.now, claimed.charge.tries)
-        if isinstance(step, Hold) and step.reason is not None:
-            log.warning("payment_needs_a_person", order=claimed.order.name, reason=step.reason)
-        return step
+        match step:
+            case Ask():
+                return await self._asked(claimed, heard)
+            case Settle(verdict):
+                return verdict, None, None
+            case _:
+                return step, None, None
 
-    async def _resent(self, claimed: Claimed, step: Resend, response: bytes | None, counts: Counter[str]) -> Entry:
+    async def _resent(
+        self,
+        claimed: Claimed,
+        step: Resend,
+        response: bytes | None,
+        absence: Absence | None,
+        counts: Counter[str],
+    ) -> Entry:
         began = steady()
         click = Click(
             tenant=claimed.tenant,
@@ -404,23 +576,37 @@ class Payments:
             under=claimed.charge.claim_number,
             tries=step.tries,
             response=response,
+            absence=absence,
         )
         begun: Clicked = await self._clicks.submit(click, source=click.tenant.number)
         if not isinstance(begun, Begun):
-            # The order ended meanwhile, or somebody else is at it: due again, and looked at with that in mind.
-            return Hold(claimed.now, step.tries)
+            # The order ended, somebody else is at it, or nothing may be sent now: looked at again with that in mind.
+            return Hold(begun.until if isinstance(begun, Held) else claimed.now, step.tries)
         counts["sent"] += 1
         _, entry, is_recorded = await self._sent(claimed.tenant, begun, began=began, heard=steady())
         return entry if is_recorded else Hold(claimed.now, step.tries)
 
     # --- both
 
-    async def _asked(self, claimed: Claimed, heard: float) -> tuple[Resend | Entry, bytes]:
-        """Ask the provider's books; what they make of it, and the evidence."""
+    async def _asked(self, claimed: Claimed, heard: float) -> tuple[Resend | Entry, Looked, Absence | None]:
+        """Ask the provider's books; what that makes of it, what they say, and the proof where they do not show it."""
         adapter = self._providers[claimed.charge.provider]
         # Dated before the question: what the books did not show then may have come since.
         now = now_after(claimed.now, heard)
-        looked = await self._look_up(adapter, claimed.instruction, claimed.history.first_sent_at or now, now)
+        history = claimed.history
+        search = search_for(
+            claimed.order,
+            history,
+            attempt=claimed.charge.attempt,
+            provider=claimed.charge.provider,
+            most_attempts=self._terms.most_attempts,
+        )
+        since = search.since
+        until = made_until(history, since=since, now=now, facts=adapter.facts)
+        looked = await asking.look_up(adapter, claimed.instruction, search.others, since=since, now=now, until=until)
+        await self._sender.witness.asked(claimed.charge.provider, history, looked)
+        if asking.under_another_key(looked, claimed.charge.key) is not None:
+            return Hold(now + REVIEW_PAUSE, claimed.charge.tries, MOVED_UNDER_ANOTHER_KEY), looked, None
         step = after_look(
             claimed.order,
             claimed.charge,
@@ -431,17 +617,18 @@ class Payments:
             facts=adapter.facts,
             patience=self._patience,
         )
-        return step, looked_up(looked)
+        return step, looked, asking.absence(looked, claimed.charge.key, now, since=since)
 
-    async def _look_up(self, adapter: Provider, charge: Charge, first_sent_at: datetime, now: datetime) -> Looked:
+    async def _fetch(self, provider: str, payment_intent_id: str) -> Answer:
+        adapter = self._providers.get(provider)
+        if adapter is None:
+            return Unknown(code="provider_not_configured", message="")
         try:
-            return await adapter.look_up(charge, first_sent_at=first_sent_at, now=now)
-        except TallystickError as error:
-            return Undecided(code="lookup_failed", message=str(error))
-
-    async def _fetch(self, adapter: Provider, payment_intent_id: str) -> Answer:
-        try:
-            return await adapter.fetch("charge", payment_intent_id)
+            # Whoever has an answer already is told it within the time that a caller waits.
+            async with asyncio.timeout(self._limits.payment_wait_seconds / 2):
+                return await adapter.fetch("charge", payment_intent_id)
+        except TimeoutError:
+            return Unknown(code="fetch_too_slow", message="")
         except TallystickError as error:
             return Unknown(code="fetch_failed", message=str(error))
 
@@ -477,11 +664,96 @@ def _books(adapter: Provider) -> Books:
 
 def _plain(click: Click) -> Click:
     """A click that starts from the log again, under no claim."""
-    return msgspec.structs.replace(click, under=None, tries=0, response=None)
+    return msgspec.structs.replace(click, under=None, tries=0, response=None, absence=None)
 
 
-def _completed(charge: LoggedCharge, payment_intent_id: str) -> PaymentView:
-    return PaymentView(status="COMPLETED", payment_intent_id=payment_intent_id, attempts=charge.attempt, reason=None)
+def _there(charge: LoggedCharge, payment_intent_id: str, status: PaymentStatus) -> PaymentView:
+    return PaymentView(status=status, payment_intent_id=payment_intent_id, attempts=charge.attempt, reason=None)
+
+
+def _awaits(answer: Answer) -> bool:
+    return isinstance(answer, Done) and answer.movement.state == "waiting"
+
+
+def _refused(name: str, charge: LoggedCharge, failed: Failed, answer: Answer) -> PaymentRefused:
+    if isinstance(answer, Refused):
+        return refusal_of(name, charge, failed.reason, answer.message)
+    return refusal_of(name, charge, failed.reason)
+
+
+def _found(claimed: Claimed, entry: Entry, looked: Looked | None) -> Result:
+    """What the provider's books, or what was stored before, make of a charge that nobody finished."""
+    state = claimed.history.done_state
+    if isinstance(looked, Found) and len(looked.movements) == 1:
+        state = looked.movements[0].state
+    return Result(
+        tenant=claimed.tenant,
+        order_id=claimed.order.id,
+        charge=claimed.charge,
+        entry=entry,
+        response=None if looked is None else looked_up(looked),
+        awaits_customer=isinstance(entry, Transferred) and state == "waiting",
+        refused=refusal_of(claimed.order.name, claimed.charge, entry.reason) if isinstance(entry, Failed) else None,
+    )
+
+
+def _told(claimed: Claimed, entry: Transferred, looked: Looked | None) -> tuple[Told, ...]:
+    """What the saga hears of a charge whose money has come: its webhook may have gone to the life that was lost."""
+    seen = looked.movements[0] if isinstance(looked, Found) else None
+    if (claimed.history.done_state if seen is None else seen.state) != "moved":
+        return ()
+    charge = claimed.charge
+    movement = seen or Movement(
+        provider=charge.provider,
+        purpose="charge",
+        id=entry.transfer_id,
+        amount_micros=claimed.order.amount_micros,
+        currency=claimed.order.currency,
+        state="moved",
+        status="as_answered",
+        reference=hex64(charge.key),
+    )
+    return _news_of(charge, claimed.order.name, movement)
+
+
+def _told_now(begun: Begun, entry: Entry, answer: Answer) -> tuple[Told, ...]:
+    """The same of one that was answered from memory."""
+    if not isinstance(entry, Transferred) or not isinstance(answer, Done) or answer.movement.state != "moved":
+        return ()
+    return _news_of(begun.charge, begun.order.name, answer.movement)
+
+
+def _news_of(charge: LoggedCharge, order: str, movement: Movement) -> tuple[Told, ...]:
+    # The same for every telling, so that it is heard once.
+    name = f"{_FOUND}:{movement.id}"
+    body = msgspec.json.encode({"what": _FOUND, "order": order, "movement": movement})
+    event = Event(
+        provider=movement.provider,
+        type=_FOUND,
+        dedup_key=name,
+        change_key=name,
+        object_id=movement.id,
+        occurred_at=None,
+        movement=movement,
+        body=body,
+    )
+    return (Told(charge.provider, (event,)),)
+
+
+def _has_failed_since(same: Same, answer: Done) -> bool:
+    """Whether the provider gave up a payment that it had, of an order that may still be paid."""
+    is_live = same.charge.status == "COMPLETED" and same.order.status == "PENDING"
+    return is_live and answer.movement.state == "failed"
+
+
+def _failed_since(click: Click, charge: LoggedCharge, answer: Done) -> Result:
+    return Result(
+        tenant=click.tenant,
+        order_id=click.order_id,
+        charge=charge,
+        entry=Failed("failed_at_the_provider"),
+        response=answered(answer),
+    )
 
 
 def _held(name: str, held: Held) -> PaymentPending:

@@ -35,6 +35,7 @@ from tallystick.core.provider import Answer, Done, Exchange, Facts, Movement, Tr
 from tallystick.core.reconciliation import Finding, Here, Kind, Question, judge, told
 from tallystick.errors import InFlight, Misconfigured, ProviderUnreachable, RestoredDatabase
 from tallystick.flows.settlement_review import Reviews
+from tallystick.flows.witness import Witness
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import reconciliation as store
@@ -189,6 +190,7 @@ class _Run:
         self._reviews = reviews
         self._name = name
         self._provider = provider
+        self._witness = Witness(database, {name: provider})
         self._by = by
         self._limits = limits
         self._repairs = repair
@@ -324,6 +326,8 @@ class _Run:
         here = finding.here
         if finding.kind == "duplicated" and here is not None:
             await self._sheet.told(here)
+        if finding.kind == "missing_here" and finding.movement is not None:
+            await self._witness.saw(self._name, [finding.movement])
         is_repaired = self._repairs and await self._repair(finding, asked)
         self._repaired += is_repaired
         self._tell(

@@ -18,6 +18,7 @@ from tallystick.core.webhook import Outcome, Postponed, Recorded
 from tallystick.engine.port import Contended, Lost
 from tallystick.errors import InFlight, OutcomeUnknown, RestoredDatabase, TallystickError, Unreachable, require
 from tallystick.flows.refund import Changed, Refunds
+from tallystick.flows.witness import Witness
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import saga as store
@@ -45,6 +46,7 @@ class Saga:
         self,
         database: Database,
         refunds: Refunds,
+        witness: Witness,
         *,
         limits: Limits = LIMITS,
         changed: Changed = lambda _orders: None,
@@ -52,6 +54,7 @@ class Saga:
         """`changed` is told which orders a commit has changed, after it."""
         self._database = database
         self._refunds = refunds
+        self._witness = witness
         self._limits = limits
         self._changed = changed
         self._later = Postponed(PENDING_REFUND, limits.saga_look_seconds)
@@ -61,6 +64,8 @@ class Saga:
         began = steady()
         settled, lost = await self._settle(events)
         self._changed(settled.changed)
+        for provider, movements in settled.unexplained.items():
+            await self._witness.heard(provider, movements)
         outcomes = {**settled.outcomes, **dict.fromkeys(lost, Recorded())}
         if settled.begun:
             flights = self._refunds.launch(settled.begun, began=began)

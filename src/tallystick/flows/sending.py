@@ -22,10 +22,11 @@ import msgspec
 import structlog
 
 from tallystick.core.idempotency import Tenant
-from tallystick.core.intent import OtherInstruction, Withheld
+from tallystick.core.intent import Absence, OtherInstruction, Withheld
 from tallystick.core.provider import Answer, Charge, Instruction, Refund, Refused, Sending, Transfer, Unknown
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
+from tallystick.flows.witness import Witness
 from tallystick.providers.breaker import BreakerState
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
@@ -66,6 +67,8 @@ class Sender:
         self._new_token = new_token
         self._beginning: GroupCommit[Asking, Attempt | Withheld] = GroupCommit(BeginWork(database), limits=limits)
         self._answering = GroupCommit(AnswerWork(database), limits=limits)
+        # What answers and look-ups of every flow show of lives that were lost.
+        self.witness = Witness(database, providers)
         self._told: dict[str, BreakerState] = {}
         # By provider and class of answer, since this process began.
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -88,9 +91,20 @@ class Sender:
             except TallystickError as unreachable:
                 log.warning("breaker_not_cleared", reason=str(unreachable))
 
-    async def send(self, tenant: Tenant, provider: str, instruction: Instruction) -> Sent | Withheld | Refused:
+    async def send(
+        self,
+        tenant: Tenant,
+        provider: str,
+        instruction: Instruction,
+        *,
+        since: datetime,
+        mark: str = "",
+        absence: Absence | None = None,
+    ) -> Sent | Withheld | Refused:
         """Make one attempt. Raises when the intent could not be committed: then nothing was sent.
 
+        `since`: when what it pays for was created; `mark`: what that is, by its room; `absence`: proof that the
+        provider's books do not show it.
         Withheld: nothing was sent now, and the answer says why (`core.intent`). Refused: the provider cannot take it
         in any form, and nothing was stored either.
         """
@@ -109,7 +123,11 @@ class Sender:
             account=adapter.account,
             token=self._new_token(),
             leave_seconds=self._limits.send_seconds,
-            remembered=adapter.facts.key_horizon - adapter.facts.key_margin,
+            since=since,
+            remembered=adapter.facts.remembered,
+            settles_in=adapter.facts.settles_in,
+            mark=mark,
+            absence=absence,
         )
         attempt: Attempt | Withheld = await self._beginning.submit(asking, source=tenant.number)
         if isinstance(attempt, OtherInstruction):
@@ -124,6 +142,7 @@ class Sender:
             first_sent_at=attempt.first_sent_at,
             not_after=attempt.not_after,
             sendable_until=began + self._limits.send_seconds,
+            mark=attempt.mark,
         )
         answer = await call(adapter, instruction, sending)
         self.heard(provider, answer)

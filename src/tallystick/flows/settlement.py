@@ -18,8 +18,9 @@ from tallystick.engine.group_commit import GroupCommit
 from tallystick.errors import TallystickError
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
-from tallystick.store.database import Database
-from tallystick.store.settlement import CreateWork, LedgerRefused, Made, Wish
+from tallystick.store import caller
+from tallystick.store.database import Connection, Database
+from tallystick.store.settlement import CreateWork, Made, Wish
 
 _NO_KEY = bytes(32)
 
@@ -48,10 +49,14 @@ class Settlements:
         checked = self._checked(tenant, wish, idempotency_key)
         if isinstance(checked, Rejected):
             return checked
-        try:
-            return await self._group.submit(checked, source=tenant.number)
-        except LedgerRefused as refused:
-            return refused.refusal
+        return await self._group.submit(checked, source=tenant.number)
+
+    async def create_within(
+        self, connection: Connection, tenant: Tenant, wish: SettlementCreated, idempotency_key: str
+    ) -> Made | Rejected:
+        """The same in the caller's own open transaction: nothing is promised before his COMMIT."""
+        checked = self._checked(tenant, wish, idempotency_key)
+        return checked if isinstance(checked, Rejected) else await caller.create_settlement(connection, checked)
 
     async def create_many(
         self, tenant: Tenant, wishes: Sequence[tuple[SettlementCreated, str]]

@@ -79,9 +79,17 @@ class Reviews:
 
         return _fault(asked, idempotency_key) or await store.once(self._database, tenant, idempotency_key, asked, act)
 
-    async def observe(self, provider: str, movement: Movement) -> str | None:
-        """News of a movement, from a webhook or a list. The settlement that became disputed by it, if one did."""
-        return await store.observe(self._database, provider, movement)
+    async def observe(self, provider: str, movement: Movement, *, alarm: str | None = None) -> str | None:
+        """News of a movement, from a webhook or a list. The settlement that became disputed by it, if one did.
+
+        `alarm` (`core.settlement.ALARMS`) raises InFlight while the settlement is being worked on: it must not be lost.
+        """
+        return await store.observe(self._database, provider, movement, alarm=alarm)
+
+
+def decision_fault(subject: str, reason: str, key: str) -> Rejected | None:
+    """What is wrong with a second person's words alone."""
+    return _fault(Decision(subject=subject, action="", reason=reason), key)
 
 
 def _fault(decision: Decision, key: str) -> Rejected | None:

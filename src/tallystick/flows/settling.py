@@ -23,7 +23,9 @@ import msgspec
 import structlog
 
 from tallystick.core.intent import (
+    Absence,
     AlreadyDone,
+    AskFirst,
     OtherAccount,
     OtherInstruction,
     OtherKey,
@@ -31,11 +33,23 @@ from tallystick.core.intent import (
     StillSending,
     Withheld,
 )
-from tallystick.core.provider import Absent, Answer, Busy, Done, Found, Looked, Lookup, Sending, Undecided
+from tallystick.core.provider import (
+    Absent,
+    Answer,
+    Busy,
+    Done,
+    Found,
+    Looked,
+    Lookup,
+    Sending,
+    Undecided,
+    is_forgotten,
+)
 from tallystick.core.settlement import (
     MOVED_UNDER_ANOTHER_KEY,
     NEVER_WRITTEN,
     NOTHING_SENT,
+    UNPROVEN,
     Disputed,
     Failed,
     History,
@@ -47,19 +61,22 @@ from tallystick.core.settlement import (
     after_answer,
     after_first_look,
     after_look,
+    believed,
+    made_until,
     next_step,
 )
 from tallystick.engine.group_commit import GroupCommit
 from tallystick.engine.port import Contended, Lost
-from tallystick.errors import RestoredDatabase, TallystickError, Unreachable
-from tallystick.flows import sending
+from tallystick.errors import RestoredDatabase, Unreachable
+from tallystick.flows import asking, sending
+from tallystick.flows.reading import Reader
 from tallystick.flows.sending import Sender
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Limits
 from tallystick.store import intent as intents
 from tallystick.store import settlement_review as review
-from tallystick.store import settling
+from tallystick.store import settling, whereabouts
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
 from tallystick.store.settling import Claimed, Evidence, RecordWork, Result
@@ -123,6 +140,7 @@ class Settler:
         self._patience = patience
         self._by = by
         self._limits = limits
+        self._reader = Reader(database, providers, limits=limits)
 
     async def tick(self, *, budget_seconds: float | None = None, most: int | None = None) -> Ticked:
         """Pass 1 and pass 2 over every provider. Raises RestoredDatabase before anything is claimed.
@@ -134,6 +152,8 @@ class Settler:
                 await _require_here(connection)
         except TimeoutError as error:
             raise Unreachable("the database does not answer") from error
+        # For ticks of a schedule too, beside which no worker reads.
+        await self._reader.run_once()
         async with _Run(self, budget_seconds, most, may_send=True) as run:
             await _all(run.both_passes(name) for name in self._providers)
         return run.ticked()
@@ -260,9 +280,10 @@ class _Run:
         ]
         for row, withheld, _history, tries in chunk.sends:
             if not isinstance(withheld, Attempt):
-                futures.append(
-                    self._record(Result(claimed=row, verdict=self._withheld(row, withheld, tries, provider)))
-                )
+                # Once it must be asked about, it is, whoever looks at it next.
+                ask_first = isinstance(withheld, AskFirst)
+                verdict = self._withheld(row, withheld, tries, provider)
+                futures.append(self._record(Result(claimed=row, verdict=verdict, ask_first=ask_first)))
         if chunk.asked:
             histories = {row.number: history for row, history in chunk.asked}
             await self._recover(provider, [row for row, _ in chunk.asked], histories, chunk.heard)
@@ -281,13 +302,18 @@ class _Run:
             first_sent_at=attempt.first_sent_at,
             not_after=attempt.not_after,
             sendable_until=chunk.began + self._limits.send_seconds,
+            mark=attempt.mark,
         )
-        answer: Answer = await sending.call(self._adapter(row.provider), row.instruction, leave)
+        adapter = self._adapter(row.provider)
+        answer: Answer = await sending.call(adapter, row.instruction, leave)
+        now = self._now(row, chunk.heard)
+        answer = believed(history, answer, attempt=attempt.number, since=row.created_at, now=now, facts=adapter.facts)
         self._settler._sender.heard(row.provider, answer)  # noqa: SLF001
         self._counts["sent"] += not (isinstance(answer, Busy) and answer.code in NEVER_WRITTEN)
-        verdict = after_answer(
-            history, answer, tries=tries, now=self._now(row, chunk.heard), patience=self._patience(row.provider)
-        )
+        # It may have come back since, and whoever was told of that be lost.
+        purpose = adapter.purpose(row.instruction)
+        answer = await asking.as_it_stands(adapter, purpose, answer, seconds=self._limits.payment_wait_seconds / 2)
+        verdict = after_answer(history, answer, tries=tries, now=now, patience=self._patience(row.provider))
         return self._record(Result(claimed=row, verdict=verdict, answered=Answered(attempt, answer))), answer
 
     # --- pass 2
@@ -324,16 +350,19 @@ class _Run:
     async def _recover(
         self, provider: str, rows: Sequence[Claimed], histories: Mapping[int, History], heard: float
     ) -> None:
-        decided = await asyncio.gather(*(self._decide(provider, row, histories[row.number], heard) for row in rows))
+        named = await self._named(provider, rows)
+        decided = await asyncio.gather(
+            *(self._decide(provider, row, histories[row.number], heard, named) for row in rows)
+        )
         futures = []
-        sends: list[tuple[Claimed, Send, tuple[Evidence, ...]]] = []
-        for row, (step, evidence) in zip(rows, decided, strict=True):
+        sends: list[_Clear] = []
+        for row, (step, evidence, absence) in zip(rows, decided, strict=True):
             if not isinstance(step, Send):
                 # Only proof of absence answers the question for good: whatever is decided may be disputed and retried.
                 result = Result(claimed=row, verdict=step, evidence=evidence, ask_first=row.ask_first)
                 futures.append(self._record(result))
             elif self._may_send:
-                sends.append((row, step, evidence))
+                sends.append(_Clear(row, step.tries, evidence, absence))
             else:
                 # Proven absent: a tick may send it, once all the others were asked.
                 cleared = Wait(self._now(row, heard), step.tries)
@@ -344,9 +373,17 @@ class _Run:
             await self._finish(provider, chunk)
         await self._noted(futures)
 
+    async def _named(self, provider: str, rows: Sequence[Claimed]) -> asking.Listed | None:
+        """What the provider has by name, while a life may have been lost: for rows that it may have paid."""
+        is_asked = any(row.ask_first for row in rows)
+        unread = await whereabouts.unread(self._database, provider) if is_asked else None
+        if unread is None:
+            return None
+        return await asking.listed(self._adapter(provider), unread.known_until, unread.began_at, now=unread.now)
+
     async def _decide(
-        self, provider: str, row: Claimed, history: History, heard: float
-    ) -> tuple[Send | Verdict, tuple[Evidence, ...]]:
+        self, provider: str, row: Claimed, history: History, heard: float, named: asking.Listed | None
+    ) -> tuple[Send | Verdict, tuple[Evidence, ...], Absence | None]:
         adapter = self._adapter(provider)
         lookup = adapter.facts.lookup[adapter.purpose(row.instruction)]
         facts, patience, now = adapter.facts, self._patience(provider), self._now(row, heard)
@@ -361,11 +398,23 @@ class _Run:
                 patience=patience,
             )
             if not isinstance(step, LookUp):
-                return step, ()
+                return step, (), None
         elif lookup is Lookup.NONE:
-            return Disputed("may_have_been_sent_before_the_restore"), ()
-        first_sent_at = history.first_sent_at or row.created_at
-        looked = await self._look_up(adapter, row, first_sent_at, now)
+            return Disputed(UNPROVEN), (), None
+        since = _asked_from(row, history)
+        # Once for each payout, whether it is asked for by itself or read from the list for all of them.
+        self._counts["looked_up"] += 1
+        if named is None or not row.ask_first:
+            looked = await self._look_up(adapter, row, history, now)
+        else:
+            # What may be older than the list, its own key tells.
+            looked = named.of(row.name, row.key)
+            is_older = since <= named.known_until and (
+                history.first_sent_at is not None or is_forgotten(since, facts.remembered, now)
+            )
+            if isinstance(looked, Absent) and is_older:
+                looked = await self._look_up(adapter, row, history, now)
+        await self._settler._sender.witness.asked(provider, history, looked)  # noqa: SLF001
         evidence: tuple[Evidence, ...] = (_evidence(looked),)
         # Dated before the question: what the books did not show then may have come since.
         if history.first_sent_at is None:
@@ -391,44 +440,58 @@ class _Run:
                 facts=facts,
                 patience=patience,
             )
+        other = asking.under_another_key(looked, row.key)
+        if other is not None:
+            after = Disputed(MOVED_UNDER_ANOTHER_KEY)
         if after == Disputed(MOVED_UNDER_ANOTHER_KEY):
-            evidence += (Evidence(what="contradicted", found=history.moved_as or "", detail="made under another key"),)
-        return after, evidence
+            moved_as = other or history.moved_as or ""
+            evidence += (Evidence(what="contradicted", found=moved_as, detail="made under another key"),)
+        absence = asking.absence(looked, row.key, now, since=since)
+        if absence is not None and named is not None and row.ask_first:
+            since = min(since, named.known_until)
+            absence = msgspec.structs.replace(
+                absence, listed_since=named.known_until, read_at=named.read_at, since=since
+            )
+        return after, evidence, absence
 
-    async def _look_up(self, adapter: Provider, row: Claimed, first_sent_at: datetime, now: datetime) -> Looked:
-        self._counts["looked_up"] += 1
-        try:
-            return await adapter.look_up(row.instruction, first_sent_at=first_sent_at, now=now)
-        except TallystickError as error:
-            return Undecided(code="lookup_failed", message=str(error))
+    async def _look_up(self, adapter: Provider, row: Claimed, history: History, now: datetime) -> Looked:
+        # What may have run was sent under this key. Where nothing is known to have, another generation may have moved.
+        others = () if history.may_have_run else row.later_keys
+        since = _asked_from(row, history)
+        until = made_until(history, since=since, now=now, facts=adapter.facts)
+        return await asking.look_up(adapter, row.instruction, others, since=since, now=now, until=until)
 
     async def _begin_again(
         self,
         provider: str,
-        sends: Sequence[tuple[Claimed, Send, tuple[Evidence, ...]]],
+        sends: Sequence["_Clear"],
         histories: Mapping[int, History],
         heard: float,
     ) -> "_Chunk":
         """One transaction: still mine? then the evidence that it may be sent, and the next attempt."""
         adapter = self._adapter(provider)
-        tries = {row.number: step.tries for row, step, _ in sends}
+        tries = {clear.row.number: clear.tries for clear in sends}
+        absences = {clear.row.number: clear.absence for clear in sends}
         began = steady()
         async with self._database.writing() as connection:
             await _require_here(connection)
             mine = await settling.begin_again(
                 connection,
-                [(row, step.tries) for row, step, _ in sends],
+                [(clear.row, clear.tries) for clear in sends],
                 stuck_after=self._patience(provider).stuck_after,
             )
             kept = {row.number for row in mine}
-            begun = await intents.begin(connection, [self._asking(row, adapter) for row in mine]) if mine else []
+            listed = [row for row in mine if (proof := absences[row.number]) and proof.listed_since]
+            changed = await settling.policies_since(connection, listed) if listed else {}
+            wanted = [self._asking(row, adapter, absences[row.number], changed.get(row.number)) for row in mine]
+            begun = await intents.begin(connection, wanted) if mine else []
             await settling.add_events(
                 connection,
                 [
-                    (row.tenant.number, row.number, item.what, self._by, msgspec.json.encode(item))
-                    for row, _, evidence in sends
-                    for item in evidence
-                    if row.number in kept
+                    (clear.row.tenant.number, clear.row.number, item.what, self._by, msgspec.json.encode(item))
+                    for clear in sends
+                    for item in clear.evidence
+                    if clear.row.number in kept
                 ],
             )
         pairs = [
@@ -468,7 +531,13 @@ class _Run:
                 raise Unreachable(str(lost)) from lost
         raise Unreachable("the settlements are held by other transactions")
 
-    def _asking(self, row: Claimed, adapter: Provider) -> Asking:
+    def _asking(
+        self,
+        row: Claimed,
+        adapter: Provider,
+        absence: Absence | None = None,
+        policy_since: datetime | None = None,
+    ) -> Asking:
         return Asking(
             tenant=row.tenant,
             provider=row.provider,
@@ -477,7 +546,13 @@ class _Run:
             account=adapter.account,
             token=uuid4(),
             leave_seconds=self._limits.send_seconds,
-            remembered=adapter.facts.key_horizon - adapter.facts.key_margin,
+            since=row.created_at,
+            remembered=adapter.facts.remembered,
+            settles_in=adapter.facts.settles_in,
+            mark=f"settlement/{row.name}",
+            absence=absence,
+            covers_policy=True,
+            policy_since=policy_since,
             subject=row.id,
         )
 
@@ -486,6 +561,9 @@ class _Run:
         match withheld:
             case StillSending(until):
                 return Wait(until, tries)
+            case AskFirst(from_):
+                # Pass 2 asks: absence counts from then on.
+                return Wait(max(from_, now), tries)
             case AlreadyDone() | PastHorizon():
                 # Pass 2 reads all that was sent, asks the provider's books where it must, and decides.
                 return Wait(now, tries)
@@ -546,6 +624,15 @@ class _Cursor:
         self.after = 0
 
 
+class _Clear(msgspec.Struct, frozen=True):
+    """A row that may be sent, as far as was seen; and what was seen."""
+
+    row: Claimed
+    tries: int
+    evidence: tuple[Evidence, ...]
+    absence: Absence | None
+
+
 class _Chunk(msgspec.Struct):
     """Claimed rows, with what is to be done about each.
 
@@ -559,6 +646,11 @@ class _Chunk(msgspec.Struct):
     began: float
     heard: float
     asked: list[tuple[Claimed, History]] = []
+
+
+def _asked_from(row: Claimed, history: History) -> datetime:
+    """From when on the books are asked for it. The first of them: it may be older than its row (`History.since`)."""
+    return min(at for at in (history.first_sent_at, history.since, row.created_at) if at is not None)
 
 
 async def _require_here(connection: Connection) -> None:

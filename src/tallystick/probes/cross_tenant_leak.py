@@ -20,7 +20,7 @@ from tallystick.core.settlement import Transferred, settlement_id
 from tallystick.core.settlement_terms import Policy
 from tallystick.errors import require
 from tallystick.probes import shop as shops
-from tallystick.probes.ground import Books, Ground, broken_invariants, connected
+from tallystick.probes.ground import Books, Ground, broken_invariants, connected, open_clearing
 from tallystick.probes.naive import SQL as NAIVE_SQL
 from tallystick.probes.naive import Naive
 from tallystick.probes.report import Outcome, Tried
@@ -148,6 +148,8 @@ async def _decide(scene: _Scene) -> list[object]:
 
 async def _replay(scene: _Scene) -> list[object]:
     """The victim's own requests under the victim's own keys: they are new, and the intruder's."""
+    # From here on the intruder pays too, out of an account of its own.
+    await open_clearing(scene.shop.service.database, scene.intruder)
     leaks: list[object] = []
     for number, key in enumerate(scene.victim.idempotency_keys):
         answer = await scene.ask("POST", "/v1/settlements", _wish(number), headers={"idempotency-key": key})
@@ -181,7 +183,7 @@ async def _collide(scene: _Scene) -> list[object]:
 async def _explain(scene: _Scene) -> list[str]:
     victim, database = scene.victim, scene.shop.service.database
     names = [*victim.settlements, *victim.provider_keys, victim.approval, victim.transfer, *victim.transactions]
-    seen: list[object] = [await explain(database, scene.intruder, name) for name in names]
+    seen: list[object] = [(await explain(database, scene.intruder, name)).found for name in names]
     for name in victim.settlements:
         seen += [
             await settlement.read(database, scene.intruder, name),
@@ -358,7 +360,7 @@ async def cross_tenant_leak(ground: Ground) -> tuple[Tried, ...]:
             naive=naive,
             books=ground.books,
             control_books=ground.control_books,
-            intruder=await shop.tenant("intruder"),
+            intruder=await shop.tenant("intruder", pays=False),
             victim=await _set_up(shop, dsn),
         )
         await naive.pool.execute(NAIVE_SQL["victim"])

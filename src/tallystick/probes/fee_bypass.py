@@ -183,7 +183,7 @@ async def _raised_meanwhile(stage: _Stage) -> None:
     """The policy comes into force after the creation has read it and before it writes; forced by a lock between."""
     name = stage.tenant.name
     await stage.shop.call(
-        name, "PUT", "/v1/accounts/settlement:clearing:EUR", {"currency": "EUR", "floor_micros": None}
+        name, "PUT", "/v1/accounts/settlement:clearing:EUR", {"currency": "EUR", "floor_micros": None}, role="admin"
     )
     async with connected(stage.dsn) as connection:
         holding = connection.transaction()

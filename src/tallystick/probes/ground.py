@@ -20,16 +20,26 @@ from typing import Any, Final, cast
 
 import asyncpg
 
+from tallystick.core.idempotency import Tenant
+from tallystick.core.settlement_ledger import clearing
 from tallystick.errors import NoSimulator
 from tallystick.providers.simulator import process
-from tallystick.store import embedded
+from tallystick.store import account, embedded
+from tallystick.store.database import Database
 from tallystick.store.migrate import migrate
 from tallystick.store.verify import verify
 
 _CONTROL_SECONDS: Final = 30.0
+_CURRENCY: Final = "EUR"
 _MOST_OBJECTS: Final = 10_000
 # A rule that never strikes: the simulator counts the calls that would have matched.
 _COUNTING: Final = "stripe.transfer:refused@999999999"
+
+
+async def open_clearing(database: Database, tenant: Tenant) -> None:
+    """Payouts of a probe need no money to have come in: the attacks are on how they are paid."""
+    name = clearing(_CURRENCY)
+    await account.put(database, tenant, name, currency=_CURRENCY, floor_micros=None, limits=())
 
 
 class Books:

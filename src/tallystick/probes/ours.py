@@ -20,7 +20,7 @@ from tallystick.flows.sending import Sender
 from tallystick.flows.settlement import Settlements
 from tallystick.flows.settling import Settler, Ticked
 from tallystick.probes.contender import GoOn, Hold, Pace, account
-from tallystick.probes.ground import connected
+from tallystick.probes.ground import connected, open_clearing
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS
 from tallystick.store import database as postgres
@@ -60,6 +60,7 @@ class Ours:
         self.settlements = await Settlements(
             self.database, {PROVIDER: self._provider}, limits=self._limits
         ).__aenter__()
+        await open_clearing(self.database, self.tenant)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -153,8 +154,10 @@ def _hold_calls(provider: Provider, hold: Hold) -> None:
         await hold.at("after_answer")
         return answer
 
-    async def look_up(instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
-        looked = await ask(instruction, first_sent_at=first_sent_at, now=now)
+    async def look_up(
+        instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
+        looked = await ask(instruction, first_sent_at=first_sent_at, now=now, until=until)
         await hold.at("looked_up")
         return looked
 

@@ -10,6 +10,7 @@ import msgspec
 from tallystick import app
 from tallystick.app import Service
 from tallystick.core.idempotency import Tenant
+from tallystick.probes.ground import open_clearing
 from tallystick.settings import Settings
 from tallystick.store import tenant as tenants
 from tallystick.web import api
@@ -37,12 +38,14 @@ class Shop:
         self._keys: dict[tuple[str, str], str] = {}
         self._calls = 0
 
-    async def tenant(self, name: str) -> Tenant:
-        """The tenant, with a key for each role."""
+    async def tenant(self, name: str, *, pays: bool = True) -> Tenant:
+        """The tenant, with a key for each role. Not `pays`: it has no account, and nothing that could be shown."""
         made = await tenants.ensure_tenant(self.service.database, name)
         for role in tenants.ROLES:
             self._keys[name, role] = tenants.new_key()
-            await tenants.add_key(self.service.database, made, role, self._keys[name, role])
+            await tenants.add_key(self.service.database, made, role, self._keys[name, role], owner=role)
+        if pays:
+            await open_clearing(self.service.database, made)
         return made
 
     async def call(

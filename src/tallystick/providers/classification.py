@@ -1,7 +1,9 @@
 """Classification: what a provider's error means for the money. The tables are data, one per provider. Pure.
 
 First match wins; what no row matches is Unknown. So a row is a promise: `refused` and `busy` claim to know that
-nothing moved, and must have a source that says so.
+nothing moved, and must have a source that says so. A row without a code (`says_refused`) claims less: that the provider
+means to refuse with this status and type. It counts only where the body is whole, an error of the provider's own, and
+even then it is for the flows to believe (`core.settlement.believed`).
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from tallystick.providers.line import retry_after_seconds
 
 Verdict = Literal[
     "refused",  # final, nothing moved
+    "says_refused",  # a refusal by its status and type alone: final only where nothing was sent before
     "busy",  # did not run: later, same key
     "needs_person",  # did not run, and waiting alone will not help: credentials, permissions
     "unknown",  # a row that says so has a reason worth reading
@@ -33,13 +36,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """An error reply, taken apart by its adapter."""
+    """An error reply, taken apart by its adapter.
+
+    `is_whole`: the body is an error in the provider's own form with nothing missing, and names nothing that was made.
+    """
 
     reply: Reply
     type: str = ""
     code: str = ""
     message: str = ""
     replayed: bool = False
+    is_whole: bool = False
 
 
 _SERVER_ERROR = 500
@@ -74,10 +81,12 @@ def classify(table: Sequence[Row], trouble: Trouble, evidence: tuple[Exchange, .
             person = verdict == "needs_person"
             pause = retry_after_seconds(trouble.reply) or (_PERSON_PAUSE_SECONDS if person else _DEFAULT_PAUSE_SECONDS)
             return Busy(code=code, message=trouble.message, after_seconds=pause, needs_person=person, evidence=evidence)
-        case "unknown":
+        case "unknown" | "says_refused":
             return Unknown(
                 code=code,
                 message=trouble.message,
                 server_error=trouble.reply.status >= _SERVER_ERROR,
+                says_refused=verdict == "says_refused" and trouble.is_whole,
+                replayed=trouble.replayed,
                 evidence=evidence,
             )

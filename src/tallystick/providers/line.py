@@ -6,6 +6,8 @@ A send passes breaker, gate and the leave to send, in this order; a question pas
 import re
 import ssl
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
@@ -67,6 +69,10 @@ class Line:
         self._facts = facts
         self._http = Http(base, tls=tls)
         self._authorization = authorization
+        # Questions since it was made: of them there may be thousands.
+        self.asked = 0
+        # What its last answer said of the time, and when that was heard.
+        self._told: tuple[str, float] | None = None
         self.breaker = breaker or Breaker()
         self.gate = gate or Gate(requests_per_second or facts.requests_per_second, concurrency or facts.concurrency)
 
@@ -108,6 +114,7 @@ class Line:
     async def ask(self, method: str, path: str, *, headers: Headers = (), body: bytes = b"") -> Said:
         """A call that moves nothing."""
         until = steady() + QUESTION_SECONDS
+        self.asked += 1
         try:
             await self.gate.enter(until)
             try:
@@ -131,6 +138,17 @@ class Line:
             detail = f"answered {status}: our credentials are not accepted"
         return Reachability(reachable=True, authorised=status == _OK, detail=detail, seconds=seconds)
 
+    def time(self) -> datetime | None:
+        """What the provider's own clock says now, by its last answer; None: none has told."""
+        if self._told is None:
+            return None
+        told, heard = self._told
+        try:
+            at = parsedate_to_datetime(told)
+        except (ValueError, TypeError):
+            return None
+        return None if at.tzinfo is None else at + timedelta(seconds=steady() - heard)
+
     async def close(self) -> None:
         """Close the idle connections."""
         await self._http.close()
@@ -143,6 +161,8 @@ class Line:
         )
         if isinstance(result, Reply):
             result = _without_echo(result, authorization)
+            if "date" in result.headers:
+                self._told = result.headers["date"], steady()
             if result.status == _TOO_MANY:
                 self.gate.bucket.slow_down(steady(), retry_after_seconds(result) or _DEFAULT_PAUSE_SECONDS)
             exchange = Exchange(

@@ -54,8 +54,22 @@ class Provider(Protocol):
     async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
         """Pay a third party under the transfer's key."""
 
-    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
-        """Ask the provider's books whether it happened. Sends no money, uses no key."""
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:
+        """End a payment that has not succeeded, so that it never will: by the provider's id of it.
+
+        Done tells how it stands now: `failed` is cancelled, `moved` had succeeded already. Whatever is not certain is
+        Unknown, and never to be taken for cancelled. Safe to repeat. Where `facts.cancels_charges` is False nothing
+        is sent.
+        """
+
+    async def look_up(
+        self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
+        """Ask the provider's books whether it happened. Sends no money, uses no key.
+
+        `until`: nothing of it can have been made after then. None: up to `now`, the database's time. A long list may
+        take more than one question: Undecided, and the same one again goes on from there.
+        """
 
     async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
         """One movement by the provider's id, with its client secret where there is one. Done, or Unknown."""
@@ -79,6 +93,9 @@ class Provider(Protocol):
 
     def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:
         """Verify a webhook on its raw bytes and read its items. All or nothing: one forged item forges the whole."""
+
+    def time(self) -> datetime | None:
+        """What the provider's own clock says now, by its last answer. None: none has told."""
 
     async def ping(self) -> Reachability:
         """One harmless authorised question."""

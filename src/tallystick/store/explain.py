@@ -1,6 +1,7 @@
 """Explain: everything known of a key or an id, in the order it happened.
 
-A key of a caller's, a transaction, an account, an order, a provider key, a settlement or a provider's transfer id.
+A key of a caller's, a transaction, an account, an order, a settlement, a provider key; or any other id that leads to
+one of these (`explain_lead`): a token, an approval, a provider's id of a payment, a refund, a transfer or a request.
 """
 
 import re
@@ -10,17 +11,19 @@ from asyncpg.pgproto.pgproto import UUID
 
 from tallystick import queries
 from tallystick.core.audit import step_digest
+from tallystick.core.author import UNSIGNED
 from tallystick.core.idempotency import Tenant
 from tallystick.core.keys import operation_id
 from tallystick.core.money import format_amount
 from tallystick.core.outcome import Rejected, read_transaction, transaction_id, transaction_name
 from tallystick.store import account, intent
 from tallystick.store.database import Database
+from tallystick.store.explain_lead import leads
 from tallystick.store.explain_order import explain_order
 from tallystick.store.explain_settlement import explain_settlements
-from tallystick.store.explanation import Explanation, Step, attempt_steps
+from tallystick.store.explanation import Explanation, Known, Step, attempt_steps
 
-__all__ = ["Explanation", "Step", "explain"]
+__all__ = ["Explanation", "Known", "Step", "explain"]
 
 _SQL = queries.load(__package__, "explain.sql")
 
@@ -29,17 +32,23 @@ _ENTRIES_SHOWN = 20
 _PROVIDER_KEY = re.compile("[0-9a-f]{64}")
 
 
-async def explain(database: Database, tenant: Tenant, name: str) -> list[Explanation]:
-    """Everything this tenant has under that key or id; empty: nothing."""
+async def explain(database: Database, tenant: Tenant, name: str) -> Known:
+    """Everything this tenant has under that key or id."""
+    led = await leads(database, tenant, name)
     found = [
         await _operation(database, tenant, transaction_id(name)),
         await _operation(database, tenant, operation_id(tenant.name, name)) if name.isascii() else None,
         await explain_order(database, tenant, name),
         await _account(database, tenant, name),
         *await explain_settlements(database, tenant, name),
+        *[await explain_order(database, tenant, order) for order in led.orders],
+        *[one for settlement in led.settlements for one in await explain_settlements(database, tenant, settlement)],
         *await _intents(database, tenant, name),
+        *led.others,
     ]
-    return [explanation for explanation in found if explanation is not None]
+    # Under several of its names at once a thing is still shown once.
+    once = {(one.what, one.id): one for one in found if one is not None}
+    return Known(tuple(once.values()), led.unfinished)
 
 
 async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> Explanation | None:
@@ -53,6 +62,7 @@ async def _operation(database: Database, tenant: Tenant, id_: bytes | None) -> E
     at = transaction.at
     steps = [
         Step(at, f"committed under key {row['key']!r} as {transaction.kind}: {row['request'].decode()}"),
+        Step(at, f"by {transaction.author or UNSIGNED}"),
         *(
             Step(
                 at,

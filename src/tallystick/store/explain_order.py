@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
+import asyncpg
 import msgspec
 from asyncpg.pgproto.pgproto import UUID
 
@@ -15,7 +16,7 @@ from tallystick.core.order import Status, order_id, order_name
 from tallystick.core.outcome import Rejected
 from tallystick.store import intent, order, payment, refund
 from tallystick.store.database import Database
-from tallystick.store.explanation import Explanation, Step, attempt_steps
+from tallystick.store.explanation import Explanation, Step, approval_steps, attempt_steps, waiting
 from tallystick.store.order import OrderView
 from tallystick.store.payment import ChargeRow
 from tallystick.store.refund import ReceiptRow, RefundRow
@@ -32,20 +33,24 @@ _WHERE: Final[dict[Status, str]] = {
 
 
 async def explain_order(database: Database, tenant: Tenant, name: str) -> Explanation | None:
-    """The order of that id, reserved under that key, or with that payment of the provider's."""
+    """The order of that id, reserved or paid under that key, or with that payment of the provider's."""
     id_ = order_id(name)
     if id_ is None and not name.isascii():
         return None
     found = await order.read(database, tenant, name if id_ else order_name(operation_id(tenant.name, name)))
     if isinstance(found, Rejected):
-        paid = None if id_ else await payment.order_of(database, tenant, name)
+        paid = (
+            None if id_ else await payment.order_of(database, tenant, name) or await _paid_under(database, tenant, name)
+        )
         found = found if paid is None else await order.read(database, tenant, order_name(paid.bytes))
     if isinstance(found, Rejected):
         return None
     async with database.reading(tenant.number) as connection:
         ((key, now),) = await connection.fetch(_SQL["order_key"], tenant.number, UUID(found.id.removeprefix("or_")))
+        clicks = await connection.fetch(_SQL["payment_keys"], tenant.number, UUID(found.id.removeprefix("or_")))
+        approvals = await connection.fetch(_SQL["order_approvals"], tenant.number, found.id)
     charges = await payment.read(database, tenant, UUID(found.id.removeprefix("or_")))
-    steps = _steps(found, key)
+    steps = [*_steps(found, key), *(_click_step(click) for click in clicks)]
     for charge in charges:
         steps += _charge_steps(charge)
         for asked in await intent.read(database, tenant, charge.key):
@@ -58,9 +63,23 @@ async def explain_order(database: Database, tenant: Tenant, name: str) -> Explan
         steps += _refund_steps(given)
         for asked in await intent.read(database, tenant, given.key):
             steps += attempt_steps(asked)
+    steps += [step for approval in approvals for step in approval_steps(approval)]
     steps.sort(key=lambda step: step.at)
-    summary = _summary(found, now) + _charged(charges) + _given_back(refunds)
+    summary = _summary(found, now) + _charged(charges) + _given_back(refunds) + _for_a_person(refunds)
+    summary += waiting(approvals)
     return Explanation("order", found.id, summary, tuple(steps))
+
+
+async def _paid_under(database: Database, tenant: Tenant, key: str) -> UUID | None:
+    """The order that a caller's key of a payment was used for."""
+    async with database.reading(tenant.number) as connection:
+        found: UUID | None = await connection.fetchval(_SQL["order_of_payment_key"], tenant.number, key)
+    return found
+
+
+def _click_step(click: asyncpg.Record) -> Step:
+    told = "" if click["told"] is None else f", which was {click['told']}"
+    return Step(click["created_at"], f"key {click['key']!r} of a payment is bound to attempt {click['attempt']}{told}")
 
 
 def _given_back(refunds: list[RefundRow]) -> str:
@@ -71,8 +90,19 @@ def _given_back(refunds: list[RefundRow]) -> str:
     text = f"; the refund of {amount} ({last.why}) is {last.view.status}"
     if last.view.status == "COMPLETED" and last.view.completed_at is not None:
         took = (last.view.completed_at - last.received_at).total_seconds()
-        return f"{text}, {took:,.1f} s after the payment was told of"
+        since = "the payment was told of" if last.asked_under is None else "it was asked for"
+        return f"{text}, {took:,.1f} s after {since}"
     return text + (f": {last.view.reason}" if last.view.reason != last.why else "")
+
+
+def _for_a_person(refunds: list[RefundRow]) -> str:
+    """Which of them only a person can go on with."""
+    text = ""
+    for one in refunds:
+        if one.view.waits_for_person is not None:
+            which = "the refund" if one.asked_under is None else f"the part asked for under {one.asked_under!r}"
+            text += f"; {which} waits for a person: {one.view.waits_for_person} (POST /v1/orders/{{id}}/refund/decide)"
+    return text
 
 
 def _receipt_steps(receipt: ReceiptRow) -> Iterator[Step]:
@@ -92,9 +122,13 @@ def _receipt_steps(receipt: ReceiptRow) -> Iterator[Step]:
 
 def _refund_steps(given: RefundRow) -> Iterator[Step]:
     amount = format_amount(given.view.amount_micros, given.view.currency)
+    if given.asked_under is None:
+        asked = f"generation {given.generation}"
+    else:
+        stock = ", and its pieces are for sale again" if given.restock else ""
+        asked = f"asked for under key {given.asked_under!r} ({given.why}): sales -> owed{stock}"
     yield Step(
-        given.view.created_at,
-        f"refund of {amount} at {given.provider}, generation {given.generation}, logged under {given.key.hex()}",
+        given.view.created_at, f"refund of {amount} at {given.provider}, {asked}, logged under {given.key.hex()}"
     )
     if given.view.completed_at is None:
         yield Step(
@@ -103,6 +137,9 @@ def _refund_steps(given: RefundRow) -> Iterator[Step]:
         return
     what = " ".join(filter(None, (given.view.status, given.view.refund_id)))
     yield Step(given.view.completed_at, f"refund {what}, journaled as refund.{given.view.status.lower()}")
+    if given.response is not None:
+        said = msgspec.json.decode(given.response, type=Evidence)
+        yield Step(given.view.completed_at, f"what decided it: {said.what} {said.found} {said.detail}".rstrip())
 
 
 def _charged(charges: list[ChargeRow]) -> str:

@@ -18,7 +18,7 @@ from tallystick.core.settlement import settlement_id, settlement_name
 from tallystick.core.settlement_ledger import SettlementCreated, created_request, in_transit, payable
 from tallystick.store import intent, settlement
 from tallystick.store.database import Database
-from tallystick.store.explanation import Explanation, Step, attempt_steps, exchange_text
+from tallystick.store.explanation import Explanation, Step, approval_steps, attempt_steps, exchange_text, waiting
 from tallystick.store.settlement import EventView
 
 _SQL = queries.load(__package__, "explain_settlement.sql")
@@ -29,6 +29,7 @@ _ENTRIES_AFTER: Final = 1_000
 _OF_APPROVALS: Final = ("generation_asked", "generation_approved", "generation_rejected")
 
 _WHERE: Final = {
+    "held": "the money is payable, and waits for a second person",
     "pending": "the money is payable, and not sent yet",
     "processing": "the money is in transit: claimed, and no final answer is recorded",
     "transferred": "the provider has paid it",
@@ -70,7 +71,7 @@ async def _explain(database: Database, tenant: Tenant, name: str) -> Explanation
     async with database.reading(tenant.number) as connection:
         approvals = await connection.fetch(_SQL["approvals"], tenant.number, row["id"])
         operations = await _operations(connection, row, name, sorted(set(moments)))
-    steps += [step for approval in approvals for step in _approval(approval)]
+    steps += [step for approval in approvals for step in approval_steps(approval)]
     steps += [_posted(operation) for operation in operations]
     return Explanation("settlement", name, _summary(row, approvals), tuple(sorted(steps, key=lambda step: step.at)))
 
@@ -114,10 +115,7 @@ def _summary(row: asyncpg.Record, approvals: Sequence[asyncpg.Record]) -> str:
     residue = row["net_micros"] - row["amount_micros"]
     if residue:
         text += f"; {format_amount(residue, currency)} is less than {row['provider']} can write, and stays payable"
-    for approval in approvals:
-        if approval["decision"] is None:
-            text += f"; ap_{approval['id'].hex} waits for another person than {approval['asked_by']}"
-    return text
+    return text + waiting(approvals)
 
 
 def _made(row: asyncpg.Record) -> Step:
@@ -156,17 +154,6 @@ def _event(event: EventView) -> Iterator[Step]:
     told = [str(body[name]).strip() for name in ("found", "detail", "reason") if body.get(name)]
     told += [f"{name} {body[name]}" for name in ("evidence", "transfer_id") if body.get(name)]
     yield Step(event.at, f"{event.what} by {event.by}: {'; '.join(told)}")
-
-
-def _approval(row: asyncpg.Record) -> Iterator[Step]:
-    name = f"ap_{row['id'].hex}"
-    yield Step(
-        row["asked_at"],
-        f"{name}: {row['asked_by']} asked for generation {row['generation']}: {row['reason']}; "
-        f"evidence {row['evidence']}",
-    )
-    if row["decision"] is not None:
-        yield Step(row["decided_at"], f"{name}: {row['decision']} by {row['decided_by']}: {row['decided_why']}")
 
 
 def _posted(row: asyncpg.Record) -> Step:

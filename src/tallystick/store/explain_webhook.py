@@ -16,9 +16,10 @@ from tallystick.core.money import format_amount
 from tallystick.core.order import order_name
 from tallystick.store import webhook
 from tallystick.store.database import Database
+from tallystick.store.explain_lead import events_about
 from tallystick.store.explain_order import explain_order
 from tallystick.store.explain_settlement import explain_settlements
-from tallystick.store.explanation import Explanation, Step
+from tallystick.store.explanation import Explanation, Known, Step
 
 _SQL = queries.load(__package__, "explain_webhook.sql")
 _PROVIDER_KEY: Final = re.compile("[0-9a-f]{64}")
@@ -27,11 +28,35 @@ _PROVIDER_KEY: Final = re.compile("[0-9a-f]{64}")
 async def explain_events(database: Database, tenant: Tenant, name: str) -> list[Explanation]:
     """The events of that number, or of that id at a provider."""
     numbers = sorted(await webhook.find(database, name))
+    return [*await _events(database, tenant, numbers), *await _verdicts(database, name, numbers)]
+
+
+async def explain_told(database: Database, tenant: Tenant, name: str) -> Known:
+    """The newest events that tell of the object of that id."""
+    numbers, unfinished = await events_about(database, name)
+    return Known(tuple(await _events(database, tenant, sorted(numbers))), unfinished)
+
+
+async def _events(database: Database, tenant: Tenant, numbers: list[int]) -> list[Explanation]:
     if not numbers:
         return []
     async with database.owning() as connection:
         rows = await connection.fetch(_SQL["events"], numbers)
     return [await _explained(database, tenant, row) for row in rows]
+
+
+async def _verdicts(database: Database, name: str, numbers: list[int]) -> list[Explanation]:
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["verdicts"], numbers)
+    found = []
+    for row in rows:
+        reason = f" ({row['reason']})" if row["reason"] else ""
+        summary = (
+            f"{row['status']}{reason}, number {row['number']}; what it told was let go, with the bodies of its day"
+        )
+        steps = Step(row["received_at"], "stored"), Step(row["processed_at"], row["status"])
+        found.append(Explanation("event", name, summary, steps))
+    return found
 
 
 async def _explained(database: Database, tenant: Tenant, row: asyncpg.Record) -> Explanation:

@@ -8,6 +8,11 @@ SELECT e.*, octet_length(b.body) AS body_bytes, d.day IS NOT NULL AS is_detached
   LEFT JOIN tally.webhook_body_detached d ON d.day = (e.received_at AT TIME ZONE 'UTC')::date
  ORDER BY e.number;
 
+-- name: verdicts
+-- Of events whose rows were let go.
+SELECT v.number, v.status, v.received_at, v.processed_at, v.reason
+  FROM tally.webhook_verdict v WHERE v.number = ANY ($1::bigint[]) ORDER BY v.number;
+
 -- name: orders
 -- By the key that an event's reference is, or by the provider's id of their payment.
 SELECT l.order_id FROM tally.payment_idempotency_log l WHERE l.tenant_id = $1 AND l.idempotency_key = ANY ($2::bytea[])

@@ -1,8 +1,9 @@
 """What `explain` says: a name, a summary, and steps in the order they happened."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+import asyncpg
 import msgspec
 
 from tallystick.core.provider import Exchange
@@ -25,6 +26,13 @@ class Explanation(msgspec.Struct, frozen=True):
     timeline: tuple[Step, ...]
 
 
+class Known(msgspec.Struct, frozen=True):
+    """All that was found under a name. `unfinished`: what could not be searched to its end in time."""
+
+    found: tuple[Explanation, ...] = ()
+    unfinished: tuple[str, ...] = ()
+
+
 def attempt_steps(found: IntentView) -> Iterator[Step]:
     """Every attempt of an intent, with what was answered and the provider's own ids of the requests."""
     yield Step(found.first_sent_at, f"first sent: {found.instruction.decode()}")
@@ -36,6 +44,30 @@ def attempt_steps(found: IntentView) -> Iterator[Step]:
         for exchange in msgspec.json.decode(attempt.evidence or b"[]", type=list[Exchange]):
             yield Step(attempt.answered_at, f"attempt {attempt.number}: {exchange_text(exchange)}")
         yield Step(attempt.answered_at, f"attempt {attempt.number} answered: {what}")
+
+
+def approval_steps(row: asyncpg.Record) -> Iterator[Step]:
+    """What was asked of a second person, and what he said."""
+    name = f"ap_{row['id'].hex}"
+    yield Step(
+        row["asked_at"],
+        f"{name}: {row['asked_by']} asked for {_wanted(row)}: {row['reason']}; evidence {row['evidence'] or 'none'}",
+    )
+    if row["decision"] is not None:
+        yield Step(row["decided_at"], f"{name}: {row['decision']} by {row['decided_by']}: {row['decided_why']}")
+
+
+def waiting(approvals: Sequence[asyncpg.Record]) -> str:
+    """For a summary: what is not decided."""
+    return "".join(
+        f"; ap_{row['id'].hex} waits for another person than {row['asked_by']}"
+        for row in approvals
+        if row["decision"] is None
+    )
+
+
+def _wanted(row: asyncpg.Record) -> str:
+    return f"generation {row['generation']}" if row["action"] == "new_generation" else "a second person's leave"
 
 
 def exchange_text(exchange: Exchange) -> str:

@@ -5,12 +5,14 @@ Numbers are handed out before transactions commit, so `number > last` skips the 
 anywhere in the server therefore holds the feed back; it never makes it wrong.
 """
 
+from datetime import date
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from tallystick import queries
 from tallystick.core.outcome import transaction_name
+from tallystick.errors import Misconfigured
 from tallystick.store.database import Database
 
 _SQL = queries.load(__package__, "feed.sql")
@@ -21,6 +23,10 @@ class Cursor(NamedTuple):
 
     xid: int
     number: int
+
+    def __str__(self) -> str:
+        """As it is written for people and programs."""
+        return f"{self.xid}:{self.number}"
 
 
 START = Cursor(0, 0)
@@ -35,6 +41,26 @@ class Row(msgspec.Struct, frozen=True):
     transaction: str | None
     body: bytes | None
     digest: bytes | None
+
+
+class Follower(NamedTuple):
+    """Somebody who reads the outbox, and how far he said that he had."""
+
+    reader: str
+    at: Cursor
+    day: date
+    # Its place is one of another life of this database.
+    is_lost: bool
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A row of the outbox with what it is about: an operation's answer, or the step's own facts."""
+
+    place: str
+    tenant: str
+    topic: str
+    transaction: str | None
+    body: msgspec.Raw
 
 
 async def read(database: Database, feed: Literal["journal", "outbox"], *, after: Cursor, most: int) -> list[Row]:
@@ -52,3 +78,58 @@ async def read(database: Database, feed: Literal["journal", "outbox"], *, after:
         )
         for xid, number, tenant, topic, operation_id, body, digest in rows
     ]
+
+
+async def relayed(database: Database, reader: str, upto: Cursor) -> None:
+    """Say that a follower of the outbox has all rows up to there for good: `tally retain` may then let them go.
+
+    A place before the one it has today changes nothing. Raises Misconfigured where nothing can be read yet.
+    """
+    async with database.stepping() as connection:
+        is_readable = await connection.fetchval(_SQL["relayed"], reader, str(upto.xid), upto.number)
+    if not is_readable:
+        raise Misconfigured(
+            f"{upto.xid}:{upto.number} is ahead of everything that can be read from this database: it is no place that "
+            "was told here. Nothing was noted."
+        )
+
+
+async def followers(database: Database, reader: str | None = None) -> list[Follower]:
+    """All of them, or the one of that name."""
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["followers"], reader)
+    return [Follower(name, Cursor(int(xid), number), day, is_lost=is_lost) for name, xid, number, day, is_lost in rows]
+
+
+async def unread(database: Database, reader: str, *, most: int) -> list[Told]:
+    """The next rows for a follower, from the place that `relayed` gave it; a new one begins with the oldest there is.
+
+    The same rows again until it says that it has them. Raises Misconfigured where its place is of a life before: it
+    would be shown nothing until the transactions have counted as far again.
+    """
+    found = await followers(database, reader)
+    if found and found[0].is_lost:
+        raise Misconfigured(
+            f"The follower {reader} has read up to {found[0].at}, which this database has not reached: it was restored "
+            "from a dump, and its transactions began to count anew. Run `tally outbox forget` for it, and read again "
+            "from the beginning: what it had is told twice, and nothing is missed."
+        )
+    after = found[0].at if found else START
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["unread"], str(after.xid), after.number, most)
+    return [
+        Told(
+            place=str(Cursor(int(xid), number)),
+            tenant=tenant,
+            topic=topic,
+            transaction=None if operation_id is None else transaction_name(operation_id.bytes),
+            body=msgspec.Raw(body),
+        )
+        for xid, number, tenant, topic, operation_id, body in rows
+    ]
+
+
+async def forget(database: Database, reader: str) -> bool:
+    """Wait for this follower no more. False: there is none of that name. The owner's right alone."""
+    async with database.stepping() as connection:
+        return await connection.execute(_SQL["forget"], reader) != "DELETE 0"

@@ -8,9 +8,12 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.core.author import current
 from tallystick.core.idempotency import Tenant
 from tallystick.core.intent import (
+    Absence,
     AlreadyDone,
+    AskFirst,
     Begin,
     Begun,
     KnownIntent,
@@ -26,7 +29,9 @@ from tallystick.core.intent import (
     encode_instruction,
     leave,
 )
-from tallystick.core.provider import Answer, Busy, Done, Instruction, Refused, Unknown
+from tallystick.core.mark import mark_of, proof_by_answer
+from tallystick.core.provider import LONGEST_LEASE, Answer, Busy, Done, Instruction, Refused, Unknown, leave_ended
+from tallystick.store import whereabouts
 from tallystick.store.database import Connection, Database
 from tallystick.store.literal import booleans, numbers, texts
 
@@ -41,8 +46,13 @@ Name = tuple[int, bytes, str]
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that wants to begin. `token` is new for each; `leave_seconds` is how long bytes may be written.
 
-    `account` is whose books it will be in; `remembered` how long after the first send its key may be relied on.
-    `subject` is what the intent serves (a settlement): it can have one live key.
+    `account` is whose books it will be in. `since`: when what it pays for was created (a settlement, an order, the
+    first generation of a refund); `remembered`: how long after that its key may be relied on; `settles_in`: how long
+    after a leave has ended its bytes may still take effect, or be missing from the provider's books; `absence`: proof
+    that they do not show it. `subject` is what the intent serves (a settlement): it can have one live key. `mark` is
+    what it pays for, by its room: it shows in the provider's books where they have room for it (`core.mark`).
+    `covers_policy`: its key covers more than what a caller sent; `policy_since`: when that was last changed, as far as
+    somebody has looked. `author` is whoever asks.
     """
 
     tenant: Tenant
@@ -52,12 +62,19 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     account: str
     token: UUID
     leave_seconds: float
+    since: datetime
     remembered: timedelta
+    settles_in: timedelta
+    mark: str
+    absence: Absence | None = None
+    covers_policy: bool = False
+    policy_since: datetime | None = None
     subject: UUID | None = None
+    author: str = msgspec.field(default_factory=current)
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """An attempt that is committed: its bytes may leave until `not_after`."""
+    """An attempt that is committed: its bytes may leave until `not_after`, with this mark."""
 
     tenant: Tenant
     provider: str
@@ -65,6 +82,7 @@ class Attempt(msgspec.Struct, frozen=True):
     number: int
     first_sent_at: datetime
     not_after: datetime
+    mark: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -157,6 +175,10 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
         [item.subject for item in items],
         [item.token for item in items],
         numbers([item.leave_seconds for item in items]),
+        texts([item.author for item in items]),
+        [item.since for item in items],
+        numbers([item.remembered.total_seconds() for item in items]),
+        texts([item.mark for item in items]),
     )
     first = {row["token"]: row for row in rows}
     again = [position for position, item in enumerate(items) if item.token not in first]
@@ -165,7 +187,7 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     return [
         of_later[position]
         if position in of_later
-        else _attempt(item, first[item.token]["sent_at"], 1, first[item.token]["not_after"])
+        else _attempt(item, first[item.token]["sent_at"], 1, first[item.token]["not_after"], mark_in(first[item.token]))
         for position, item in enumerate(items)
     ]
 
@@ -175,15 +197,21 @@ async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Nam
     names = list(dict.fromkeys(name for _, name, _ in items))
     rows = await connection.fetch(_SQL["lock"], *_columns(names))
     earlier = []
-    if rows:
+    if any(row["attempts"] for row in rows):
         await connection.execute(_SQL["settle_answers"], *_columns([_row_name(row) for row in rows]))
         earlier = await _last_attempts(connection, rows)
     now: datetime = max((row["now"] for row in (*rows, *earlier)), default=datetime.min.replace(tzinfo=UTC))
+    # Not later than now, also when it was confirmed while the clock was ahead.
+    life_began: datetime = min(max((row["life_began"] for row in rows), default=now), now)
+    unread = {row["provider"]: row["known_until"] for row in rows}
+    stopped = {row["provider"]: row["is_stopped"] for row in rows}
+    marks = {_row_name(row): mark_in(row) for row in rows}
     last = {_row_name(row): _last_attempt(row) for row in earlier}
     known = {
         _row_name(row): KnownIntent(
             instruction=row["instruction"],
             account=row["account"],
+            since=row["since"],
             first_sent_at=row["first_sent_at"],
             is_ended=row["ended"],
             last=last.get(_row_name(row)),
@@ -197,8 +225,27 @@ async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Nam
         if intent is None:
             outcomes.append(OtherKey())
             continue
-        wanted = Wanted(instruction=instruction, account=item.account, token=item.token, remembered=item.remembered)
-        found: Leave = leave(intent, wanted, now=now)
+        wanted = Wanted(
+            key=item.instruction.key,
+            instruction=instruction,
+            account=item.account,
+            token=item.token,
+            since=item.since,
+            remembered=item.remembered,
+            # A life that was lost may have begun an attempt at its very end.
+            settles_in=item.settles_in + timedelta(seconds=item.leave_seconds),
+            absence=item.absence,
+            covers_policy=item.covers_policy,
+            policy_since=item.policy_since,
+        )
+        found: Leave = leave(
+            intent,
+            wanted,
+            life_began=life_began,
+            known_until=unread.get(item.provider),
+            is_stopped=stopped.get(item.provider, False),
+            now=now,
+        )
         match found:
             case Begin(number):
                 not_after = now + timedelta(seconds=item.leave_seconds)
@@ -212,10 +259,18 @@ async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Nam
                     done_as=None,
                 )
                 known[name] = msgspec.structs.replace(intent, last=attempt)
-                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after))
+                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after, marks[name]))
             case Begun(number, not_after):
-                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after))
-            case StillSending() | OtherInstruction() | OtherAccount() | OtherKey() | AlreadyDone() | PastHorizon():
+                outcomes.append(_attempt(item, intent.first_sent_at, number, not_after, marks[name]))
+            case (
+                StillSending()
+                | OtherInstruction()
+                | OtherAccount()
+                | OtherKey()
+                | AlreadyDone()
+                | PastHorizon()
+                | AskFirst()
+            ):
                 outcomes.append(found)
     if begun:
         await connection.execute(
@@ -225,6 +280,8 @@ async def _begin_again(connection: Connection, items: Sequence[tuple[Asking, Nam
             [item.token for item, _ in begun],
             numbers([item.leave_seconds for item, _ in begun]),
             now,
+            texts([item.author for item, _ in begun]),
+            LONGEST_LEASE,
         )
     return outcomes
 
@@ -256,6 +313,12 @@ async def record_answers(connection: Connection, items: Sequence[Answered]) -> l
                 if (*_attempt_name(item), item.attempt.number) == (*_row_name(row), row["number"])
                 and stored == (_ANSWERS[type(item.answer)], _code(item.answer), _provider_id(item.answer))
             }
+    for item in items:
+        why = proof_by_answer(item.answer, attempt=item.attempt.number)
+        # Written late, the first may be answered with what a further one of ours has made.
+        if why is not None and isinstance(item.answer, Done) and await _is_only(connection, item):
+            shown = item.answer.movement
+            await whereabouts.prove(connection, item.attempt.provider, why, shown, key=item.attempt.key)
     return [(*_attempt_name(item), item.attempt.number) in recorded for item in items]
 
 
@@ -294,8 +357,19 @@ async def breakers(database: Database) -> list[BreakerView]:
     return [BreakerView(*row) for row in rows]
 
 
-def _attempt(item: Asking, first_sent_at: datetime, number: int, not_after: datetime) -> Attempt:
-    return Attempt(item.tenant, item.provider, item.instruction.key, number, first_sent_at, not_after)
+async def _is_only(connection: Connection, item: Answered) -> bool:
+    tenant, key, provider = _attempt_name(item)
+    attempts = await connection.fetchval(_SQL["attempts"], tenant, provider, key)
+    return bool(attempts == 1)
+
+
+def _attempt(item: Asking, first_sent_at: datetime, number: int, not_after: datetime, mark: str) -> Attempt:
+    return Attempt(item.tenant, item.provider, item.instruction.key, number, first_sent_at, not_after, mark)
+
+
+def mark_in(row: asyncpg.Record) -> str:
+    """An intent's mark as it is written. One from before there were any has none, and no attempt of it gets one."""
+    return "" if row["mark"] is None else mark_of(row["installation"], row["mark"])
 
 
 def _name(item: Asking) -> Name:
@@ -316,7 +390,7 @@ def _last_attempt(row: asyncpg.Record) -> LastAttempt:
     return LastAttempt(
         number=row["number"],
         token=UUID(bytes=row["token"].bytes),
-        not_after=row["not_after"],
+        not_after=leave_ended(row["not_after"], row["now"]),
         is_answered=row["is_answered"],
         may_have_run=row["may_have_run"],
         done_as=row["done_as"],

@@ -9,7 +9,7 @@ from operator import attrgetter
 from asyncpg.pgproto.pgproto import UUID
 
 from tallystick import queries
-from tallystick.core.idempotency import Claim, Known, Record
+from tallystick.core.idempotency import Claim, Known, Record, Tenant
 from tallystick.core.ledger import Account, Book
 from tallystick.core.outcome import transaction_id
 from tallystick.core.velocity import Limit
@@ -48,6 +48,8 @@ class PostgresTransaction:
         """The connection is inside a transaction; who opened it ends it."""
         self._connection = connection
         self._numbers: dict[int, dict[str, int]] = {}
+        # Accounts whose last entry is later than the clock, which was ahead once: the time their entries go on with.
+        self._ahead: dict[tuple[int, str], datetime] = {}
 
     async def read(self, names: Collection[Name]) -> Mapping[Name, Known]:
         """See the port."""
@@ -64,27 +66,32 @@ class PostgresTransaction:
         tenants, ids = _literal([tenant for tenant, _ in wanted]), _lines([name for _, name in wanted])
         statement = "lock_accounts" if patient else "lock_free_accounts"
         rows = await self._connection.fetch(_SQL[statement], tenants, ids)
-        at = clock = datetime.min.replace(tzinfo=UTC)
+        latest = clock = datetime.min.replace(tzinfo=UTC)
         books: dict[int, Book] = {}
         limited = []
         for tenant, number, name, currency, floor, balance, entries, is_limited, posted_at, locked_at in rows:
-            # Within an account time never goes back, also when the server's clock does.
             clock = max(clock, locked_at)
-            at = max(at, clock, posted_at)
+            latest = max(latest, posted_at)
             if tenant not in books:
                 books[tenant], self._numbers[tenant] = {}, {}
             self._numbers[tenant][name] = number
             books[tenant][name] = Account(number, name, currency, floor, balance, entries)
             if is_limited:
                 limited.append((tenant, number, name))
+        # Within an account time never goes back, also when the server's clock does. It goes on with the account's own
+        # time, and with nobody else's: a clock that was a day ahead must not date what all the others do for a day.
+        self._ahead = (
+            {(row["tenant_id"], row["id"]): row["posted_at"] for row in rows if row["posted_at"] > clock}
+            if latest > clock
+            else {}
+        )
         if limited:
-            # By the clock, not by `at`: an account with entries from the future must not move others' windows.
             await self._add_limits(books, limited, clock)
         blocked = frozenset[tuple[int, str]]()
         if not patient and len(rows) < len(wanted):
             existing = await self._connection.fetch(_SQL["existing_accounts"], tenants, ids)
             blocked = frozenset((tenant, name) for tenant, name in existing if name not in books.get(tenant, {}))
-        return Locked(books, at, blocked)
+        return Locked(books, clock, blocked)
 
     async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], clock: datetime) -> None:
         names = {(tenant, number): name for tenant, number, name in limited}
@@ -110,14 +117,14 @@ class PostgresTransaction:
             held = frozenset((row["tenant_id"], row["id"].bytes) for row in rows)
         return await self.read(names), held
 
-    async def hold(self, claim: Claim) -> None:
+    async def hold(self, tenant: Tenant, id_: bytes) -> None:
         """Make lanes step around this key until the caller's transaction ends."""
-        await self._connection.execute(_SQL["hold_key"], claim.tenant.number, UUID(claim.id))
+        await self._connection.execute(_SQL["hold_key"], tenant.number, UUID(id_))
 
     async def record(self, records: Sequence[Record], at: datetime) -> None:
         """See the port."""
         records = sorted(records, key=_lock_order)
-        if len(records) < _COPY_FROM:
+        if self._ahead or len(records) < _COPY_FROM:
             await self._record_by_statement(records, at)
         else:
             await self._record_by_copy(records, at)
@@ -125,8 +132,9 @@ class PostgresTransaction:
     async def _record_by_statement(self, records: Sequence[Record], at: datetime) -> None:
         """One round trip, for the lone caller who waits for it."""
         lines = [(record.claim.tenant.number, record.claim.id, entry) for record in records for entry in record.entries]
+        ahead = [[self._ahead.get((tenant, entry.account), at) for tenant, _, entry in lines]] if self._ahead else []
         await self._connection.execute(
-            _SQL["record"],
+            _SQL["record_ahead" if ahead else "record"],
             numbers([record.claim.tenant.number for record in records]),
             [UUID(record.claim.id) for record in records],
             texts([record.claim.key for record in records]),
@@ -140,6 +148,8 @@ class PostgresTransaction:
             numbers([entry.amount_micros for _, _, entry in lines]),
             numbers([entry.balance_micros for _, _, entry in lines]),
             *_closings(records),
+            texts([record.claim.author for record in records]),
+            *ahead,
         )
 
     async def _record_by_copy(self, records: Sequence[Record], at: datetime) -> None:

@@ -63,10 +63,10 @@ SELECT pg_advisory_xact_lock($1::integer, hashtext($2::uuid::text));
 -- One statement for a small batch. The rows of tally.operation go in sorted: their primary key is the lock on
 -- the idempotency key, and it is taken after those on the accounts. Triggers do the rest: balances, journal, outbox.
 WITH operation AS (
-    INSERT INTO tally.operation (tenant_id, id, key, request, body, at)
-    SELECT tenant_id, id, key, request, body, $6
-      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[])
-           AS fresh (tenant_id, id, key, request, body)
+    INSERT INTO tally.operation (tenant_id, id, key, request, body, at, author)
+    SELECT tenant_id, id, key, request, body, $6, author
+      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[], $16::text::text[])
+           AS fresh (tenant_id, id, key, request, body, author)
 ), closing AS (
     -- The primary key refuses a second release or refund, whatever the code above thought.
     INSERT INTO tally.closing (tenant_id, closed_id, operation_id)
@@ -77,6 +77,23 @@ SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_m
   FROM unnest($7::text::integer[], $8::text::bigint[], $9::text::bigint[], $10::uuid[], $11::text::bigint[],
               $12::text::bigint[])
        AS fresh (tenant_id, account_number, number, operation_id, amount_micros, balance_micros);
+
+-- name: record_ahead
+-- The same, with a time for each entry ($17): some account's last one is later than the clock.
+WITH operation AS (
+    INSERT INTO tally.operation (tenant_id, id, key, request, body, at, author)
+    SELECT tenant_id, id, key, request, body, $6, author
+      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[], $16::text::text[])
+           AS fresh (tenant_id, id, key, request, body, author)
+), closing AS (
+    INSERT INTO tally.closing (tenant_id, closed_id, operation_id)
+    SELECT * FROM unnest($13::integer[], $14::uuid[], $15::uuid[])
+)
+INSERT INTO tally.entry (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at)
+SELECT tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at
+  FROM unnest($7::text::integer[], $8::text::bigint[], $9::text::bigint[], $10::uuid[], $11::text::bigint[],
+              $12::text::bigint[], $17::timestamptz[])
+       AS fresh (tenant_id, account_number, number, operation_id, amount_micros, balance_micros, at);
 
 -- name: close
 INSERT INTO tally.closing (tenant_id, closed_id, operation_id)

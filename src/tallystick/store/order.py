@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -21,11 +21,12 @@ from tallystick.core.order import (
     Swept,
     admit,
     hopeful,
-    is_overdue,
+    may_be_swept,
     order_id,
     order_name,
     order_unknown,
     place_of,
+    reservation_token,
     restock_fault,
     sku_unknown,
     token_name,
@@ -63,7 +64,10 @@ def unannounced(_tenant_number: int, _order_ids: Iterable[UUID]) -> None:
 
 
 class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An order as callers see it. `reservation_token` is what its payment must show; `payment` is there once begun."""
+    """An order as callers see it. `reservation_token` is what its payment must show; `payment` is there once begun.
+
+    `refund` is the newest of `refunds`, the oldest first.
+    """
 
     id: str
     status: Status
@@ -77,6 +81,7 @@ class OrderView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     changed_at: datetime
     payment: PaymentView | None = None
     refund: RefundView | None = None
+    refunds: tuple[RefundView, ...] = ()
     is_backordered: bool = False
 
 
@@ -130,9 +135,9 @@ async def reserve(
     transaction = PostgresTransaction(connection)
     stocks = await _stocks(connection, {place_of(claim) for claim in claims})
     wanted = hopeful(claims, stocks)
-    at, blocked = None, frozenset[Place]()
+    at, blocked, secrets = None, frozenset[Place](), dict[int, bytes]()
     if wanted:
-        locked, at = await _locked(connection, wanted, patient=patient)
+        locked, at, secrets = await _locked(connection, wanted, patient=patient)
         blocked = frozenset(wanted - locked.keys())
         stocks |= locked
     known, held = await transaction.claim(claims, patient=patient)
@@ -152,7 +157,7 @@ async def reserve(
     if granted:
         if at is None:
             raise InvariantBroken("the gate granted stock that nobody holds")
-        orders = await _record(connection, granted, at=at, ttl=ttl)
+        orders = await _record(connection, granted, secrets, at=at, ttl=ttl)
     used = [claims[position] for position, v in zip(open_, verdicts, strict=True) if isinstance(v, Duplicate)]
     if used:
         orders = await _as_created(connection, used) | orders
@@ -184,10 +189,12 @@ async def _stocks(connection: Connection, places: set[Place]) -> dict[Place, Sto
 
 async def _locked(
     connection: Connection, places: set[Place], *, patient: bool
-) -> tuple[dict[Place, Stock], datetime | None]:
+) -> tuple[dict[Place, Stock], datetime | None, dict[int, bytes]]:
+    """What is held now, since when, and the secrets of the tenants."""
     rows = await connection.fetch(_SQL["lock_stocks" if patient else "lock_free_stocks"], *_columns(places))
     at = max((row["locked_at"] for row in rows), default=None)
-    return {(row["tenant_id"], row["sku"]): _stock(row) for row in rows}, at
+    secrets = {row["tenant_id"]: row["secret"] for row in rows}
+    return {(row["tenant_id"], row["sku"]): _stock(row) for row in rows}, at, secrets
 
 
 async def _decided(connection: Connection, claims: Sequence[Claim]) -> frozenset[tuple[int, str]]:
@@ -198,12 +205,12 @@ async def _decided(connection: Connection, claims: Sequence[Claim]) -> frozenset
 
 
 async def _record(
-    connection: Connection, granted: Sequence[Claim], *, at: datetime, ttl: timedelta
+    connection: Connection, granted: Sequence[Claim], secrets: Mapping[int, bytes], *, at: datetime, ttl: timedelta
 ) -> dict[tuple[int, bytes], OrderView]:
     """Write the orders under their keys, sorted: the primary key of the operation is the lock on a key."""
     granted = sorted(granted, key=lambda claim: (claim.tenant.number, claim.id))
     wishes: list[OrderReserved] = [claim.operation for claim in granted]  # type: ignore[misc]
-    tokens = [uuid4() for _ in granted]
+    tokens = [reservation_token(secrets[claim.tenant.number], claim.id) for claim in granted]
     if len(granted) < _COPY_FROM:
         await connection.execute(
             _SQL["reserve"],
@@ -219,6 +226,7 @@ async def _record(
             texts([wish.currency for wish in wishes]),
             tokens,
             ttl,
+            texts([claim.author for claim in granted]),
         )
     else:
         await _copy(connection, granted, tokens, at=at, expires_at=at + ttl)
@@ -308,16 +316,19 @@ async def cancel(
 class Sweep:
     """One sweep, chunk by chunk: of what is overdue by the database's clock when it begins."""
 
-    def __init__(self, database: Database, *, grace: timedelta, changed: Changed = unannounced) -> None:
-        """Nothing happens yet."""
+    def __init__(
+        self, database: Database, *, grace: timedelta, watermark: datetime | None, changed: Changed = unannounced
+    ) -> None:
+        """Nothing happens yet. `watermark`: see `core.watermark`; without one no charged order is touched."""
         self._database = database
         self._grace = grace
+        self._watermark = watermark
         self._changed = changed
         # What the chunk under way may have cancelled.
         self._touched: list[tuple[int, UUID]] = []
         self._until: datetime | None = None
         # They stay, and the next chunk passes them over.
-        self._refused: list[UUID] = []
+        self._passed_over: list[UUID] = []
 
     async def chunk(self, most: int) -> Swept:
         """Cancel up to `most`, in one transaction; those that others hold are passed over."""
@@ -330,17 +341,32 @@ class Sweep:
 
     async def _chunk(self, connection: Connection, most: int) -> Swept:
         grace = self._grace
-        rows = await connection.fetch(_SQL["overdue"], grace, most, self._until, self._refused)
-        due = [row for row in rows if is_overdue(row["expires_at"], now=row["now"], grace=grace)]
-        if not due:
+        rows = await connection.fetch(_SQL["overdue"], grace, most, self._until, self._passed_over, self._watermark)
+        if not rows:
             return Swept()
-        self._until = self._until or due[0]["now"]
+        self._until = self._until or rows[0]["now"]
+        ids = [row["id"] for row in rows]
+        tenants = [row["tenant_id"] for row in rows]
+        charged = {row["id"]: row for row in await connection.fetch(_SQL["charged"], tenants, ids)}
+        due = [row for row in rows if self._is_due(row, charged.get(row["id"]))]
+        self._passed_over += {*ids} - {row["id"] for row in due}
         # In one order with everybody else who holds several orders.
         places = self._touched = sorted((row["tenant_id"], row["id"]) for row in due)
         done, refused = await _swept(connection, places)
-        self._refused += refused
+        self._passed_over += refused
         released = sum(row["quantity"] for row in done)
         return Swept(len(done), released, len(refused), is_complete=len(rows) < most)
+
+    def _is_due(self, row: asyncpg.Record, charged: asyncpg.Record | None) -> bool:
+        return may_be_swept(
+            row["expires_at"],
+            now=row["now"],
+            grace=self._grace,
+            is_charged=charged is not None,
+            is_live=charged is not None and charged["is_live"],
+            is_released=charged is not None and charged["is_released"],
+            watermark=self._watermark,
+        )
 
 
 async def _swept(connection: Connection, places: Sequence[tuple[int, UUID]]) -> tuple[list[asyncpg.Record], list[UUID]]:

@@ -6,17 +6,19 @@ SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered
 
 -- name: lock_stocks
 -- Given sorted, and locked in that order, as the triggers of tally.orders do. The clock is read after each lock.
-SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
+SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at, x.secret
   FROM unnest($1::text::integer[], $2::text::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
-                        FOR NO KEY UPDATE) AS s;
+                        FOR NO KEY UPDATE) AS s
+ CROSS JOIN LATERAL (SELECT secret FROM tally.tenant_secret x WHERE x.tenant_id = s.tenant_id OFFSET 0) AS x;
 
 -- name: lock_free_stocks
 -- The same without waiting: what another transaction holds is left out.
-SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at
+SELECT s.tenant_id, s.sku, s.stock, s.reserved, s.sold, s.backordered, clock_timestamp() AS locked_at, x.secret
   FROM unnest($1::text::integer[], $2::text::text[]) AS wanted (t, k)
  CROSS JOIN LATERAL (SELECT * FROM tally.sku s WHERE s.tenant_id = wanted.t AND s.sku = wanted.k
-                        FOR NO KEY UPDATE SKIP LOCKED) AS s;
+                        FOR NO KEY UPDATE SKIP LOCKED) AS s
+ CROSS JOIN LATERAL (SELECT secret FROM tally.tenant_secret x WHERE x.tenant_id = s.tenant_id OFFSET 0) AS x;
 
 -- name: decided
 -- Keys that a person's decision was made under: they cannot reserve anything as well.
@@ -28,10 +30,10 @@ SELECT r.tenant_id, r.key FROM unnest($1::text::integer[], $2::text::text[]) AS 
 -- No ON CONFLICT: who lost a race for a key runs again, and finds the first. Triggers move the counters once per SKU,
 -- compare each order with the request under its key, and write journal and outbox.
 WITH operation AS (
-    INSERT INTO tally.operation (tenant_id, id, key, request, body, at)
-    SELECT t, id, key, request, body, $6
-      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[])
-           AS fresh (t, id, key, request, body)
+    INSERT INTO tally.operation (tenant_id, id, key, request, body, at, author)
+    SELECT t, id, key, request, body, $6, author
+      FROM unnest($1::text::integer[], $2::uuid[], $3::text::text[], $4::bytea[], $5::bytea[], $13::text::text[])
+           AS fresh (t, id, key, request, body, author)
 )
 INSERT INTO tally.orders (tenant_id, id, sku, quantity, amount_micros, currency, reservation_token, created_at,
                           expires_at, changed_at)
@@ -52,11 +54,38 @@ SELECT * FROM tally.orders WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
 -- The oldest first, a bounded number, and none that another sweeper or a cancellation holds. By the statement's time,
 -- which is constant within it: the index is then entered at the deadline, and orders that are not due are not looked at.
 -- $3: what was due then; what becomes due while a sweep runs is for the next, so that it ends. $4: not these.
-SELECT tenant_id, id, expires_at, quantity, statement_timestamp() AS now
-  FROM tally.orders
- WHERE status = 'PENDING' AND expires_at <= least(statement_timestamp(), $3::timestamptz) - $1::interval
-   AND id <> ALL ($4::uuid[])
- ORDER BY expires_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED;
+-- $5: the watermark, which one that was charged waits for, and for what stands at the provider; those that wait must not
+-- fill the chunk.
+SELECT o.tenant_id, o.id, o.expires_at, o.quantity, statement_timestamp() AS now
+  FROM tally.orders o
+ WHERE o.status = 'PENDING' AND o.expires_at <= least(statement_timestamp(), $3::timestamptz) - $1::interval
+   AND o.id <> ALL ($4::uuid[])
+   AND (NOT EXISTS (SELECT 1 FROM (SELECT 1 FROM tally.payment_idempotency_log l
+                                    WHERE l.operation_type = 'CHARGE' AND l.order_id = o.id
+                                      AND l.tenant_id = o.tenant_id OFFSET 0) AS l)
+        OR (o.expires_at < $5::timestamptz - $1::interval
+            AND (EXISTS (SELECT 1 FROM (SELECT 1 FROM tally.order_hold h
+                                         WHERE h.order_id = o.id AND h.tenant_id = o.tenant_id
+                                           AND h.verdict IN ('cancelled', 'absent', 'given_up') OFFSET 0) AS h)
+                 OR NOT EXISTS (SELECT 1 FROM (SELECT 1 FROM tally.payment_idempotency_log l
+                                                WHERE l.operation_type = 'CHARGE'
+                                                  AND (l.status <> 'FAILED' OR l.is_confirmable)
+                                                  AND l.order_id = o.id AND l.tenant_id = o.tenant_id
+                                               OFFSET 0) AS l))))
+ ORDER BY o.expires_at LIMIT $2 FOR NO KEY UPDATE OF o SKIP LOCKED;
+
+-- name: charged
+-- Which of these were ever charged, whether a charge of them is live (release.sql says when), and whether they are released.
+-- In a statement of its own, after the locks: a click that was under way when they were read has committed, or finds the order
+-- expired.
+SELECT o.i AS id, l.is_live, coalesce(h.verdict IN ('cancelled', 'absent', 'given_up'), false) AS is_released
+  FROM unnest($1::integer[], $2::uuid[]) AS o (t, i)
+ CROSS JOIN LATERAL (SELECT bool_or(l.status <> 'FAILED' OR l.is_confirmable) AS is_live
+                       FROM tally.payment_idempotency_log l
+                      WHERE l.operation_type = 'CHARGE' AND l.order_id = o.i AND l.tenant_id = o.t) AS l
+  LEFT JOIN LATERAL (SELECT h.verdict FROM tally.order_hold h
+                      WHERE h.order_id = o.i AND h.tenant_id = o.t OFFSET 0) AS h ON true
+ WHERE l.is_live IS NOT NULL;
 
 -- name: finish
 -- Only what is still PENDING. The row is found by its primary key; written plainly, the condition on status would tempt

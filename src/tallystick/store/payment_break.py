@@ -7,6 +7,7 @@ import msgspec
 
 from tallystick import queries
 from tallystick.core.order import order_name
+from tallystick.core.provider import Movement
 from tallystick.store.database import Database
 
 _SQL: Final = queries.load(__package__, "payment_break.sql")
@@ -48,6 +49,13 @@ async def list_breaks(database: Database, *, is_all: bool, most: int) -> list[Br
         )
         for row in rows
     ]
+
+
+async def report_unknown(database: Database, provider: str, movement: Movement, *, word: str) -> None:
+    """A person must know of a movement that nothing here asked for. The same word of it once."""
+    columns = "missing_here", provider, movement.purpose, movement.id, word, movement.amount_micros, movement.currency
+    async with database.stepping() as connection:
+        await connection.execute(ADD, *([value] for value in (*columns, None, None, None)))
 
 
 async def resolve(database: Database, number: int, *, resolution: str, by: str) -> bool:

@@ -2,19 +2,23 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 from uuid import uuid4
 
 import msgspec
 
 from tallystick import queries
-from tallystick.core.keys import forms_of, settlement_key
+from tallystick.core.keys import forms_of, is_reference, reference_bounds
 from tallystick.core.provider import Movement
-from tallystick.core.settlement import Disputed, settlement_id
-from tallystick.store.database import Database
+from tallystick.core.settlement import KEY_DIFFERS, Disputed, settlement_id
+from tallystick.store import whereabouts
+from tallystick.store.database import Connection, Database
 from tallystick.store.settlement_review import key_bounds
 from tallystick.store.settling import Claimed, Evidence, Result, claimed_row, post_claims, record
 
 _SQL = queries.load(__package__, "recovery.sql")
+# Why a life began that nothing hinted at.
+_RUN: Final = "recover"
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -27,9 +31,17 @@ class Open(msgspec.Struct, frozen=True):
 
 
 async def distrust(database: Database) -> None:
-    """Nothing is sent from here on, until `confirm`."""
+    """Nothing is sent from here on, until `confirm`. Raises InFlight: somebody who looked before has not ended yet.
+
+    What was sent before is on its way for as long after this. A run that was not finished goes on: nothing was sent
+    from here since it began.
+    """
     async with database.stepping() as connection:
+        await connection.execute(_SQL["alone"])
+        goes_on = await connection.fetchval(_SQL["goes_on"])
         await connection.execute(_SQL["distrust"])
+        if not goes_on:
+            await whereabouts.begin_life(connection, _RUN)
 
 
 async def mark(database: Database, provider: str, *, due_at: datetime, by: str, most: int) -> tuple[int, int]:
@@ -42,6 +54,7 @@ async def mark(database: Database, provider: str, *, due_at: datetime, by: str, 
             await post_claims(connection, claimed, token=token, by=by)
         more = await connection.fetch(_SQL["mark_processing"], provider, due_at, token, by, most)
         claimed += [claimed_row(row) for row in more]
+        held = await connection.fetch(_SQL["mark_held"], provider, most)
         wrong = [row for row in claimed if row.key != _recomputed(row)]
         later = {form: row for row in claimed for form in forms_of(_recomputed(row, row.generation + 1))}
         moved = await connection.fetch(_SQL["orphaned"], provider, list(later))
@@ -49,7 +62,13 @@ async def mark(database: Database, provider: str, *, due_at: datetime, by: str, 
         results += [_moved_later(later[row["reference"]]) for row in moved if later[row["reference"]] not in wrong]
         if results:
             await record(connection, results, by=by)
-    return len(claimed), len(wrong)
+    return len(claimed) + len(held), len(wrong)
+
+
+async def ask_again(database: Database, provider: str, *, due_at: datetime) -> None:
+    """Have what an earlier run got no answer about asked again by then."""
+    async with database.stepping() as connection:
+        await connection.execute(_SQL["ask_again"], provider, due_at)
 
 
 async def open_rows(database: Database) -> list[Open]:
@@ -59,7 +78,7 @@ async def open_rows(database: Database) -> list[Open]:
 
 
 async def elsewhere(database: Database, providers: Sequence[str]) -> dict[str, int]:
-    """Providers that are not among these and once were used, with their unfinished payouts."""
+    """Providers that are not among these and once were used, with their unfinished payouts, charges and refunds."""
     async with database.owning() as connection:
         rows = await connection.fetch(_SQL["elsewhere"], list(providers))
     return {row["provider"]: row["rows"] for row in rows}
@@ -73,25 +92,71 @@ async def last_known(database: Database) -> tuple[datetime | None, datetime]:
 
 
 async def keep_if_orphan(database: Database, provider: str, movement: Movement) -> bool:
-    """Whether no row here explains the movement, though its reference could be a key of ours. It is then kept."""
-    bounds = key_bounds(movement.reference)
+    """Whether no row here explains the movement, though its reference could be a key of ours.
+
+    It is kept unless something that was sent from here explains it; rows that wait under its key or name ask first.
+    """
+    bounds = _bounds(movement)
     if bounds is None:
         return False
     async with database.owning() as connection:
         rows = await connection.fetch(_SQL["known_keys"], provider, *bounds)
-        if any(movement.reference in forms_of(row["key"]) for row in rows):
+        if any(is_reference(row["key"], movement.reference) for row in rows):
             return False
-        await connection.execute(
-            _SQL["add_orphan"],
+        await _keep(connection, provider, movement, bounds)
+        rows = await connection.fetch(_SQL["rows_of_key"], provider, *bounds)
+    return not any(is_reference(row["key"], movement.reference) for row in rows)
+
+
+async def installation(database: Database) -> str:
+    """What the movements of this database are known by."""
+    async with database.owning() as connection:
+        found: str = await connection.fetchval(_SQL["installation"])
+    return found
+
+
+async def unexplained(database: Database, provider: str, movements: Sequence[Movement]) -> list[Movement]:
+    """Those that bear what could be a key of ours, and that neither an attempt recorded here nor an orphan explains."""
+    bounds = {place: found for place, one in enumerate(movements) if (found := _bounds(one)) is not None}
+    if not bounds:
+        return []
+    async with database.owning() as connection:
+        rows = await connection.fetch(
+            _SQL["sent_or_known"],
             provider,
-            movement.reference,
-            movement.id,
-            movement.amount_micros,
-            movement.currency,
-            movement.state,
-            settlement_id(movement.about),
+            list(bounds),
+            [first for first, _ in bounds.values()],
+            [last for _, last in bounds.values()],
+            [movements[place].id for place in bounds],
         )
-    return True
+    explained = {
+        row["place"]
+        for row in rows
+        if row["key"] is None or is_reference(row["key"], movements[row["place"]].reference)
+    }
+    return [movements[place] for place in bounds if place not in explained]
+
+
+async def lost_life(database: Database, provider: str, movement: Movement, why: str) -> None:
+    """A movement that proves one is kept, and sending to its provider stops, in one commit."""
+    bounds = _bounds(movement)
+    if bounds is None:
+        return
+    async with database.stepping() as connection:
+        # In this order: what is kept is known.
+        await whereabouts.prove(connection, provider, why, movement, key=bounds[0])
+        await _keep(connection, provider, movement, bounds)
+
+
+async def given_back(
+    database: Database, provider: str, payment: str, *, amount_micros: int, currency: str
+) -> str | None:
+    """The provider's id of a refund of so much of this payment that a lost life made and nothing here asks for."""
+    async with database.owning() as connection:
+        found: str | None = await connection.fetchval(
+            _SQL["given_back_unexplained"], provider, payment, amount_micros, currency
+        )
+    return found
 
 
 async def confirm(database: Database) -> None:
@@ -100,16 +165,31 @@ async def confirm(database: Database) -> None:
         await connection.execute(_SQL["confirm"])
 
 
-def _recomputed(row: Claimed, generation: int | None = None) -> bytes:
-    return settlement_key(
-        tenant=row.tenant.name,
-        currency=row.currency,
-        provider=row.provider,
-        attribution_id=row.attribution_id,
-        squad_id=row.squad_id,
-        net_micros=row.net_micros,
-        generation=row.generation if generation is None else generation,
+async def _keep(connection: Connection, provider: str, movement: Movement, bounds: tuple[bytes, bytes]) -> None:
+    await connection.execute(
+        _SQL["add_orphan"],
+        provider,
+        movement.reference,
+        movement.id,
+        movement.amount_micros,
+        movement.currency,
+        movement.state,
+        settlement_id(movement.about),
+        movement.purpose,
+        *bounds,
+        movement.created_at,
+        movement.parent or None,
     )
+    await connection.execute(_SQL["named_rows"], provider, *bounds, settlement_id(movement.about))
+
+
+def _bounds(movement: Movement) -> tuple[bytes, bytes] | None:
+    """Between which keys the one lies that its reference may be; None: it is none of ours."""
+    return key_bounds(movement.reference) or reference_bounds(movement.reference)
+
+
+def _recomputed(row: Claimed, generation: int | None = None) -> bytes:
+    return row.key_of(row.generation if generation is None else generation)
 
 
 def _moved_later(row: Claimed) -> Result:
@@ -119,5 +199,5 @@ def _moved_later(row: Claimed) -> Result:
 
 
 def _key_differs(row: Claimed) -> Result:
-    stored = Evidence(what="key_differs", found=row.key.hex(), detail=f"its content gives {_recomputed(row).hex()}")
-    return Result(claimed=row, verdict=Disputed("key_differs"), evidence=(stored,))
+    stored = Evidence(what=KEY_DIFFERS, found=row.key.hex(), detail=f"its content gives {_recomputed(row).hex()}")
+    return Result(claimed=row, verdict=Disputed(KEY_DIFFERS), evidence=(stored,))

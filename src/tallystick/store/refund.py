@@ -12,14 +12,16 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.core.author import acting, by_provider
 from tallystick.core.checkout_ledger import Item, Move, Moved
 from tallystick.core.idempotency import Tenant
-from tallystick.core.intent import decode_refund
+from tallystick.core.intent import LONGEST_TRUSTED, Absence, AskFirst, decode_refund
+from tallystick.core.keys import is_reference
 from tallystick.core.order import order_name
 from tallystick.core.payment import Entry, Hold
 from tallystick.core.provider import Facts, Lookup, Refund
-from tallystick.core.refund import Owed, RefundView, instruction_of
-from tallystick.core.settlement import NOTHING_SENT, Failed, History, Transferred
+from tallystick.core.refund import NOT_GIVEN_BACK, Owed, RefundView, instruction_of, waits_for
+from tallystick.core.settlement import NOTHING_SENT, UNPROVEN, Failed, History, Transferred
 from tallystick.core.webhook import End
 from tallystick.errors import InvariantBroken, RestoredDatabase
 from tallystick.store import intent as intents
@@ -28,6 +30,7 @@ from tallystick.store.checkout_ledger import post
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered, Asking, Attempt
 from tallystick.store.literal import texts
+from tallystick.store.settlement_review import key_bounds
 from tallystick.store.webhook import Claimed as ClaimedEvent
 
 _SQL = queries.load(__package__, "refund.sql")
@@ -53,7 +56,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Debt(msgspec.Struct, frozen=True, kw_only=True):
-    """A payment that is to be given back. `reason` is told to the provider."""
+    """A payment that is to be given back: all of it, or the `part` that was asked for. The provider hears `reason`.
+
+    `since`: when giving it back was first owed, whichever generation this is.
+    """
 
     tenant: Tenant
     order_id: UUID
@@ -62,7 +68,9 @@ class Debt(msgspec.Struct, frozen=True, kw_only=True):
     amount_micros: int
     currency: str
     reason: str
+    since: datetime
     generation: int = 0
+    part: bytes | None = None
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +109,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     answered: Answered | None = None
     event: ClaimedEvent | None = None
     failed_as: str | None = None
+    # It is still to be asked about before anything is sent.
+    ask_first: bool = False
 
 
 class RefundRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One refund as a person wants to see it. `why` it is owed; `received_at`: when the payment was told of."""
+    """One refund as a person wants to see it. `why` it is owed; `received_at`: when it came to be owed.
+
+    `asked_under`: the caller's key, of a part that was asked for.
+    """
 
     key: bytes
     generation: int
@@ -115,6 +128,8 @@ class RefundRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     received_at: datetime
     view: RefundView
+    asked_under: str | None = None
+    restock: bool = False
 
 
 class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +144,22 @@ class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
     event_number: int
     received_at: datetime
     recorded_at: datetime
+
+
+class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A refund that only a person can go on with. `part`: the key it was asked for under; None: the saga's."""
+
+    tenant: str
+    order_id: str
+    provider: str
+    payment_intent_id: str
+    part: str | None
+    amount_micros: int
+    currency: str
+    status: str
+    reason: str
+    tries: int
+    created_at: datetime
 
 
 class RefundFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +186,11 @@ class RecordWork:
         patient: bool,  # noqa: ARG002 - a claim is held by its owner alone: there is nothing to step around
     ) -> Sequence[bool]:
         """True for each that is durable; False where the claim was lost: only the answer was kept, as evidence."""
-        async with self._database.writing() as connection:
-            return await record(connection, items)
+        # Whoever asked: what became of a refund is the provider's word.
+        providers = (item.answered.attempt.provider for item in items if item.answered is not None)
+        with acting(by_provider(*providers)):
+            async with self._database.writing() as connection:
+                return await record(connection, items)
 
 
 async def begin(connection: Connection, debts: Sequence[Debt], terms: Terms) -> list[Begun]:
@@ -170,13 +204,11 @@ async def begin(connection: Connection, debts: Sequence[Debt], terms: Terms) -> 
     if not await settling.is_here(connection):
         raise RestoredDatabase
     wanted = sorted(((debt, _instruction(debt)) for debt in debts), key=lambda one: (one[1].key, one[0].tenant.number))
-    attempts = await intents.begin(
-        connection,
-        [
-            _asking(debt.tenant, debt.provider, instruction, terms.books[debt.provider], terms)
-            for debt, instruction in wanted
-        ],
-    )
+    asked = [_asking(debt, instruction, terms) for debt, instruction in wanted]
+    for place in await _in_doubt(connection, [debt for debt, _ in wanted], terms):
+        # Whoever was refused need not be known by this key any more: it is relied on for no time at all.
+        asked[place] = msgspec.structs.replace(asked[place], remembered=timedelta())
+    attempts = await intents.begin(connection, asked)
     await connection.execute(
         _SQL["log_refunds"],
         [debt.tenant.number for debt, _ in wanted],
@@ -188,22 +220,55 @@ async def begin(connection: Connection, debts: Sequence[Debt], terms: Terms) -> 
         [debt.provider for debt, _ in wanted],
         [debt.payment_intent_id for debt, _ in wanted],
         terms.lease,
+        [attempt.from_ if isinstance(attempt, AskFirst) else None for attempt in attempts],
+        [debt.part for debt, _ in wanted],
     )
     begun = []
     for (debt, instruction), attempt in zip(wanted, attempts, strict=True):
-        if not isinstance(attempt, Attempt):
-            raise InvariantBroken(f"a refund that was just logged was sent before: {instruction.key.hex()}")
-        begun.append(_begun(debt, instruction, attempt))
+        match attempt:
+            case Attempt():
+                begun.append(_begun(debt, instruction, attempt))
+            case AskFirst():
+                # Logged and due: the sweeper asks the provider's books before anything is sent.
+                continue
+            case _:
+                raise InvariantBroken(f"a refund that was just logged was sent before: {instruction.key.hex()}")
     return begun
 
 
-async def send_again(connection: Connection, claimed: Sequence[Claimed], terms: Terms) -> list[Begun]:
-    """Further attempts under claims, inside the caller's transaction. Those that may be sent."""
+async def _in_doubt(connection: Connection, debts: Sequence[Debt], terms: Terms) -> list[int]:
+    """Which of them a lost life may have given back under another key.
+
+    All of a payment has keys that are known here.
+    """
+    parts = [(place, debt) for place, debt in enumerate(debts) if debt.part is not None]
+    if not parts:
+        return []
+    rows = await connection.fetch(
+        _SQL["in_doubt"],
+        [debt.provider for _, debt in parts],
+        [debt.payment_intent_id for _, debt in parts],
+        [debt.amount_micros for _, debt in parts],
+        [debt.currency for _, debt in parts],
+        LONGEST_TRUSTED,
+        ["refund" in terms.books[debt.provider].facts.lists for _, debt in parts],
+    )
+    return [parts[row["place"] - 1][0] for row in rows]
+
+
+async def send_again(
+    connection: Connection, claimed: Sequence[tuple[Claimed, Absence | None]], terms: Terms
+) -> list[Begun]:
+    """Further attempts under claims, inside the caller's transaction. Those that may be sent.
+
+    With each the proof, where there is one, that the provider's books do not show it.
+    """
     if not claimed:
         return []
     if not await settling.is_here(connection):
         raise RestoredDatabase
-    ordered = sorted(claimed, key=lambda one: (one.owed.key, one.tenant.number))
+    absences = {(one.tenant.number, one.owed.key): absence for one, absence in claimed}
+    ordered = sorted((one for one, _ in claimed), key=lambda one: (one.owed.key, one.tenant.number))
     rows = await connection.fetch(
         _SQL["extend"],
         [one.tenant.number for one in ordered],
@@ -215,15 +280,13 @@ async def send_again(connection: Connection, claimed: Sequence[Claimed], terms: 
     mine = [one for one in ordered if one.owed.key in kept]
     attempts = await intents.begin(
         connection,
-        [
-            _asking(one.tenant, one.owed.provider, one.instruction, terms.books[one.owed.provider], terms)
-            for one in mine
-        ],
+        [_asking(one, one.instruction, terms, absences[one.tenant.number, one.owed.key]) for one in mine],
     )
     return [
         Begun(
             tenant=one.tenant,
-            owed=one.owed,
+            # Its books were asked. Stored with what comes of the send: killed before, it is asked anew.
+            owed=msgspec.structs.replace(one.owed, ask_first=False),
             instruction=one.instruction,
             attempt=attempt,
             history=one.history,
@@ -234,27 +297,30 @@ async def send_again(connection: Connection, claimed: Sequence[Claimed], terms: 
     ]
 
 
-async def claim_due(connection: Connection, *, providers: Sequence[str], most: int, lease: timedelta) -> list[Claimed]:
-    """Refunds that are due, under a new claim, and what was sent for each. Raises RestoredDatabase."""
-    if not await settling.is_here(connection):
+async def claim_due(
+    connection: Connection,
+    *,
+    providers: Sequence[str],
+    most: int,
+    lease: timedelta,
+    only_asked: bool = False,
+    due_before: datetime | None = None,
+) -> list[Claimed]:
+    """Refunds that are due, under a new claim, and what was sent for each.
+
+    `only_asked`: those that must be asked about before anything is sent. Who wants others is going to send: raises
+    RestoredDatabase.
+    """
+    if not only_asked and not await settling.is_here(connection):
         raise RestoredDatabase
-    rows = await connection.fetch(_SQL["claim_due"], most, list(providers), lease)
+    rows = await connection.fetch(_SQL["claim_due"], most, list(providers), lease, only_asked, due_before)
     by_provider: dict[str, list[Name]] = {}
     for row in rows:
         by_provider.setdefault(row["provider"], []).append((row["tenant_id"], row["idempotency_key"]))
     histories: dict[Name, History] = {}
     for provider, names in by_provider.items():
         histories |= await settling.sent(connection, provider, names)
-    return [
-        Claimed(
-            tenant=Tenant(row["tenant_id"], row["tenant"]),
-            owed=_owed(row),
-            instruction=decode_refund(row["instruction"]),
-            history=histories.get((row["tenant_id"], row["idempotency_key"]), NOTHING_SENT),
-            now=row["now"],
-        )
-        for row in rows
-    ]
+    return [_claimed(row, histories) for row in rows]
 
 
 async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
@@ -282,7 +348,7 @@ async def record(connection: Connection, items: Sequence[Result]) -> list[bool]:
     failed = [(item, row) for item, row in mine if isinstance(item.entry, Failed)]
     if failed:
         await _report(connection, failed)
-    await post(connection, [*_moves(done, "refunded"), *_moves(_came_back(failed), "refund_failed")])
+    await post(connection, [*_moves(done, "refunded"), *_moves_of_failed(failed)])
     written = {id(item) for item, _ in mine}
     # A batch that is run again after a lost COMMIT finds its own results. So does who was overtaken by the provider's
     # own word: the event that he has in hand is his to end.
@@ -304,19 +370,66 @@ async def wake(database: Database, provider: str, most: int) -> None:
 
 
 async def decide(
-    connection: Connection, tenant: Tenant, order_id: UUID, payment_intent_id: str
+    connection: Connection, tenant: Tenant, order_id: UUID, payment_intent_id: str, part: bytes | None = None
 ) -> tuple[asyncpg.Record, asyncpg.Record | None] | None:
-    """A receipt under its lock, and its newest refund. None: there is no such payment."""
-    receipt = await connection.fetchrow(_SQL["lock_receipt"], tenant.number, order_id, payment_intent_id)
+    """A receipt under its lock, and its newest refund; or a part's, which alone is locked. None: no such payment."""
+    statement = "lock_receipt" if part is None else "receipt"
+    receipt = await connection.fetchrow(_SQL[statement], tenant.number, order_id, payment_intent_id)
     if receipt is None:
         return None
-    refund = await connection.fetchrow(_SQL["newest"], tenant.number, payment_intent_id, receipt["provider"])
+    refund = await connection.fetchrow(_SQL["newest"], tenant.number, payment_intent_id, receipt["provider"], part)
     return receipt, refund
+
+
+async def standing(connection: Connection, tenant: Tenant, key: bytes) -> Claimed | None:
+    """A refund and what was sent for it, without a claim: nothing may be written by it."""
+    row = await connection.fetchrow(_SQL["standing"], tenant.number, key)
+    if row is None:
+        return None
+    histories = await settling.sent(connection, row["provider"], [(tenant.number, key)])
+    return _claimed(row, histories)
+
+
+async def due_now(connection: Connection, tenant: Tenant, key: bytes) -> None:
+    """Have the next sweep go on with it."""
+    await connection.execute(_SQL["due_now"], tenant.number, key)
+
+
+async def waiting(database: Database, *, most: int) -> list[WaitingRow]:
+    """Refunds of every tenant that only a person can go on with, the oldest first."""
+    async with database.owning() as connection:
+        rows = await connection.fetch(_SQL["waiting"], most)
+    return [WaitingRow(**{**dict(row), "order_id": order_name(row["order_id"].bytes)}) for row in rows]
+
+
+async def under_reference(connection: Connection, provider: str, reference: str) -> set[bytes]:
+    """The keys of our refunds that a provider may have written so, of whatever tenant."""
+    bounds = key_bounds(reference)
+    if bounds is None:
+        return set()
+    low, high = bounds
+    rows = await connection.fetch(_SQL["by_key"], [provider], [low], [high])
+    return {row["idempotency_key"] for row in rows if is_reference(row["idempotency_key"], reference)}
+
+
+async def let_go(connection: Connection, tenant: Tenant, key: bytes) -> bool:
+    """Have the sweeper send a refund that waits for a person since a restore. False: it does not.
+
+    Raises RestoredDatabase: recovery is not over.
+    """
+    if not await settling.is_here(connection):
+        raise RestoredDatabase
+    return await connection.fetchval(_SQL["let_go"], tenant.number, key, UNPROVEN) is not None
 
 
 async def is_known(connection: Connection, provider: str, refund_id: str) -> bool:
     """Whether a refund of ours has this id of the provider's already."""
     return bool(await connection.fetch(_SQL["by_id"], texts([provider]), texts([intents.storable(refund_id)])))
+
+
+def instruction(debt: Debt) -> Refund:
+    """What is asked of the provider for this debt."""
+    return _instruction(debt)
 
 
 def key_of(debt: Debt) -> bytes:
@@ -340,7 +453,12 @@ async def keep(connection: Connection, tenant: Tenant, receipt: asyncpg.Record) 
 async def read(database: Database, tenant: Tenant, order_id: UUID) -> list[RefundRow]:
     """Every refund of an order, the oldest first."""
     async with database.reading(tenant.number) as connection:
-        rows = await connection.fetch(_SQL["of_order"], tenant.number, order_id)
+        return await of_order(connection, tenant.number, order_id)
+
+
+async def of_order(connection: Connection, tenant_number: int, order_id: UUID) -> list[RefundRow]:
+    """The same, on a connection that reads as this tenant."""
+    rows = await connection.fetch(_SQL["of_order"], tenant_number, order_id)
     return [
         RefundRow(
             key=row["idempotency_key"],
@@ -352,6 +470,8 @@ async def read(database: Database, tenant: Tenant, order_id: UUID) -> list[Refun
             why=row["why"],
             received_at=row["received_at"],
             view=view(row),
+            asked_under=row["asked_under"],
+            restock=row["restock"],
         )
         for row in rows
     ]
@@ -375,6 +495,10 @@ def view(row: asyncpg.Record) -> RefundView:
         reason=row["reason"] or row["why"],
         created_at=row["created_at"],
         completed_at=row["completed_at"],
+        part=row["asked_under"],
+        waits_for_person=waits_for(
+            row["status"], row["reason"], is_part=row["asked_under"] is not None, is_newest=row["is_newest"]
+        ),
     )
 
 
@@ -395,7 +519,17 @@ async def figures(database: Database) -> RefundFigures:
 
 
 async def _report(connection: Connection, failed: Sequence[tuple[Result, asyncpg.Record]]) -> None:
-    """A refund that failed is a break: the customer's money is here, and only a person can go on."""
+    """A refund that failed is a break: the customer's money is here, and only a person can go on.
+
+    Not a part that two persons have called failed: it is owed to nobody, and they know.
+    """
+    failed = [
+        (item, row)
+        for item, row in failed
+        if row["part"] is None or not isinstance(item.entry, Failed) or item.entry.reason != NOT_GIVEN_BACK
+    ]
+    if not failed:
+        return
     await connection.execute(
         payment_break.ADD,
         ["refund_failed"] * len(failed),
@@ -411,9 +545,15 @@ async def _report(connection: Connection, failed: Sequence[tuple[Result, asyncpg
     )
 
 
-def _came_back(failed: Sequence[tuple[Result, asyncpg.Record]]) -> list[tuple[Result, asyncpg.Record]]:
-    """Those that the provider had: only their money had left `owed`."""
-    return [(item, row) for item, row in failed if row["status"] == "COMPLETED"]
+def _moves_of_failed(failed: Sequence[tuple[Result, asyncpg.Record]]) -> list[Moved]:
+    """What the saga owes stays owed, whatever the provider says; a part that nobody gave back is its tenant's again."""
+    whole = [(item, row) for item, row in failed if row["part"] is None and row["status"] == "COMPLETED"]
+    parts = [(item, row) for item, row in failed if row["part"] is not None]
+    return [
+        *_moves(whole, "refund_failed"),
+        *_moves([(item, row) for item, row in parts if row["status"] == "COMPLETED"], "came_back"),
+        *_moves([(item, row) for item, row in parts if row["status"] == "PENDING"], "not_given_back"),
+    ]
 
 
 def _moves(of: Sequence[tuple[Result, asyncpg.Record]], move: Move) -> list[Moved]:
@@ -438,7 +578,7 @@ async def _compensate(connection: Connection, done: Sequence[tuple[Result, async
         finished = await webhook.finish(
             connection, [(event, End("PROCESSED_COMPENSATED", event.tries)) for event in held.values()]
         )
-    waiting = sorted({row["event_number"] for _, row in done} - finished)
+    waiting = sorted({row["event_number"] for _, row in done if row["event_number"] is not None} - finished)
     if not waiting:
         return
     # One that somebody else has in hand is left to him: he finds the refund completed.
@@ -492,6 +632,7 @@ def _recorded(items: Sequence[Result]) -> tuple[list[object], ...]:
         [item.entry.tries if isinstance(item.entry, Hold) else None for item in items],
         [item.response for item in items],
         [item.claim_number is None for item in items],
+        [item.ask_first and isinstance(item.entry, Hold) for item in items],
     )
 
 
@@ -504,19 +645,26 @@ def _instruction(debt: Debt) -> Refund:
         currency=debt.currency,
         generation=debt.generation,
         reason=debt.reason,
+        part=debt.part,
     )
 
 
-def _asking(tenant: Tenant, provider: str, instruction: Refund, books: Books, terms: Terms) -> Asking:
+def _asking(one: Debt | Claimed, instruction: Refund, terms: Terms, absence: Absence | None = None) -> Asking:
+    owed = one if isinstance(one, Debt) else one.owed
+    books = terms.books[owed.provider]
     return Asking(
-        tenant=tenant,
-        provider=provider,
+        tenant=one.tenant,
+        provider=owed.provider,
         purpose="refund",
         instruction=instruction,
         account=books.account,
         token=uuid4(),
         leave_seconds=terms.leave_seconds,
-        remembered=books.facts.key_horizon - books.facts.key_margin,
+        since=owed.since,
+        remembered=books.facts.remembered,
+        settles_in=books.facts.settles_in,
+        mark=f"order/{order_name(owed.order_id.bytes)}",
+        absence=absence,
     )
 
 
@@ -536,14 +684,28 @@ def _begun(debt: Debt, instruction: Refund, attempt: Attempt) -> Begun:
         claim_number=1,
         tries=0,
         due_at=attempt.not_after,
+        since=debt.since,
+        part=debt.part,
     )
     return Begun(
         tenant=debt.tenant,
         owed=owed,
         instruction=instruction,
         attempt=attempt,
-        history=NOTHING_SENT,
+        history=msgspec.structs.replace(NOTHING_SENT, since=debt.since),
         now=attempt.first_sent_at,
+    )
+
+
+def _claimed(row: asyncpg.Record, histories: Mapping[Name, History]) -> Claimed:
+    return Claimed(
+        tenant=Tenant(row["tenant_id"], row["tenant"]),
+        owed=_owed(row),
+        instruction=decode_refund(row["instruction"]),
+        history=msgspec.structs.replace(
+            histories.get((row["tenant_id"], row["idempotency_key"]), NOTHING_SENT), since=row["since"]
+        ),
+        now=row["now"],
     )
 
 
@@ -563,4 +725,7 @@ def _owed(row: asyncpg.Record) -> Owed:
         claim_number=row["claim_number"],
         tries=row["tries"],
         due_at=row["due_at"],
+        since=row["since"],
+        part=row["part"],
+        ask_first=row["ask_first"],
     )

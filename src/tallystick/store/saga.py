@@ -76,12 +76,14 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """What a transaction came to, once it is committed.
 
     `outcomes` by event; those that wait for a refund which was begun here are in `begun` instead, with it. `changed`
-    are the orders that others should hear of.
+    are the orders that others should hear of. `unexplained`, by provider, are movements under a key of ours that
+    nothing here is known to have made.
     """
 
     outcomes: Mapping[int, Outcome]
     begun: tuple[tuple[Claimed, Begun], ...]
     changed: tuple[tuple[Tenant, UUID], ...]
+    unexplained: Mapping[str, Sequence[Movement]]
 
 
 async def settle(
@@ -129,7 +131,7 @@ class _Batch:
         self.outcomes: dict[int, Outcome] = {}
         self._paid: list[tuple[FoundCharge, Claimed, Movement, bool]] = []
         self._held: list[tuple[FoundCharge, Claimed, Movement, GiveBack | Review]] = []
-        self._learned: dict[tuple[int, bytes], str] = {}
+        self._learned: dict[tuple[int, bytes], Movement] = {}
         self._failed: dict[tuple[int, bytes], str] = {}
         self._breaks: list[tuple[str, Claimed, Movement, Place | None]] = []
         # The last of each: what came and failed in one batch has failed, and its money never left `owed`.
@@ -141,6 +143,7 @@ class _Batch:
         self._stocks: dict[tuple[int, str], int] = {}
         self._given_back: set[tuple[Place, str]] = set()
         self._is_here: bool | None = None
+        self._unexplained: dict[str, list[Movement]] = {}
 
     # --- charges
 
@@ -193,7 +196,7 @@ class _Batch:
         """The charge, with what this batch has done to it."""
         name = charge.tenant.number, charge.key
         if name in self._learned:
-            return Ours(status="COMPLETED", payment_intent_id=self._learned[name])
+            return Ours(status="COMPLETED", payment_intent_id=self._learned[name].id)
         status: ChargeStatus = "FAILED" if name in self._failed else charge.status
         return Ours(status=status, payment_intent_id=charge.payment_intent_id)
 
@@ -284,8 +287,9 @@ class _Batch:
     ) -> None:
         """Note what a decision asks for, and what becomes of the event."""
         outcome: Outcome = Ok()
+        self._note_unexplained(event, movement, ours)
         if charge is not None and ours is not None and ours.status == "PENDING" and movement.state != "failed":
-            self._learned[charge.tenant.number, charge.key] = movement.id
+            self._learned[charge.tenant.number, charge.key] = movement
             self._touch(charge)
         match decision:
             case Ignore():
@@ -304,6 +308,11 @@ class _Batch:
         # What waits for its refund has its end with that.
         if not isinstance(decision, GiveBack):
             self.outcomes[event.number] = outcome
+
+    def _note_unexplained(self, event: Claimed, movement: Movement, ours: Ours | LoggedRefund | None) -> None:
+        """Perhaps nothing was sent for it from here: a row that waits does not explain it."""
+        if movement.reference and (ours is None or ours.status == "PENDING"):
+            self._unexplained.setdefault(event.provider, []).append(movement)
 
     def _decided(
         self, event: Claimed, movement: Movement, charge: FoundCharge, decision: Pay | GiveBack | Review | FailCharge
@@ -353,6 +362,7 @@ class _Batch:
                 movement, None if name is None else logged.get(name), is_payment_ours=event.number in ours
             )
             self.outcomes[event.number] = Ok()
+            self._note_unexplained(event, movement, None if name is None else logged.get(name))
             match decision:
                 case Ignore():
                     self._counts["refund.told_again"] += 1
@@ -405,14 +415,18 @@ class _Batch:
             outcomes=self.outcomes,
             begun=begun,
             changed=tuple((tenant, id_) for (_, id_), tenant in self._touched.items()),
+            unexplained=self._unexplained,
         )
 
     async def _write_log(self) -> None:
         if self._learned:
             names = sorted(self._learned, key=lambda name: (name[1], name[0]))
-            ids = [intents.storable(self._learned[name]) for name in names]
             await self._connection.execute(
-                _SQL["learn"], [tenant for tenant, _ in names], [key for _, key in names], ids
+                _SQL["learn"],
+                [tenant for tenant, _ in names],
+                [key for _, key in names],
+                [intents.storable(self._learned[name].id) for name in names],
+                [self._learned[name].state == "waiting" for name in names],
             )
         if self._failed:
             names = sorted(self._failed, key=lambda name: (name[1], name[0]))
@@ -469,13 +483,19 @@ class _Batch:
                     amount_micros=movement.amount_micros,
                     currency=movement.currency,
                     reason=held.reason,
+                    # With the news of the payment: a life of this database that was lost may have given it back then.
+                    since=event.received_at,
                 ),
             )
             for charge, event, movement, held in self._held
             if isinstance(held, GiveBack)
         }
         begun = await refund.begin(self._connection, [debt for _, debt in owed.values()], self._terms)
-        return tuple((owed[one.tenant.number, one.owed.provider, one.owed.payment_intent_id][0], one) for one in begun)
+        sent = tuple((owed[one.tenant.number, one.owed.provider, one.owed.payment_intent_id][0], one) for one in begun)
+        for number in {event.number for event, _ in owed.values()} - {event.number for event, _ in sent}:
+            # The sweeper asks the provider's books first, and ends the event with the refund.
+            self.outcomes[number] = Postponed(PENDING_REFUND, self._look_again)
+        return sent
 
     async def _record(self) -> None:
         if not self._results:

@@ -46,8 +46,8 @@ SELECT s.tenant_id, s.sku, s.stock - s.reserved - s.sold AS available
 -- A charge whose answer was lost, and whose payment the provider tells of: it is there. A later answer is evidence only.
 UPDATE tally.payment_idempotency_log l
    SET status = 'COMPLETED', payment_intent_id = given.id, completed_at = clock_timestamp(),
-       claim_number = l.claim_number + 1
-  FROM unnest($1::integer[], $2::bytea[], $3::text[]) AS given (t, k, id)
+       claim_number = l.claim_number + 1, awaits_customer = given.awaits
+  FROM unnest($1::integer[], $2::bytea[], $3::text[], $4::boolean[]) AS given (t, k, id, awaits)
  WHERE l.idempotency_key = given.k AND l.tenant_id = given.t AND l.status || '' = 'PENDING';
 
 -- name: fail_charges

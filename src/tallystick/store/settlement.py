@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.core.author import current
+from tallystick.core.authority import DAY_CEILING_REACHED
 from tallystick.core.idempotency import Claim, Known, Tenant, replay
 from tallystick.core.keys import FORMS, operation_id
+from tallystick.core.money import format_amount
 from tallystick.core.outcome import Committed, Rejected
 from tallystick.core.settlement import STATUSES, Status, settlement_id, settlement_name
 from tallystick.core.settlement_ledger import (
@@ -23,23 +26,38 @@ from tallystick.core.settlement_ledger import (
     paid_out,
     payable,
 )
-from tallystick.core.settlement_terms import NO_FEE, Policy, Terms, conflict, first_key, identity, terms
+from tallystick.core.settlement_terms import (
+    NO_FEE,
+    Policy,
+    Terms,
+    conflict,
+    first_key,
+    identity,
+    payout_approval,
+    terms,
+)
 from tallystick.engine import batch
+from tallystick.engine.group_commit import SET_ASIDE, SetAside
 from tallystick.engine.port import Contended
 from tallystick.errors import require
+from tallystick.store import authority, whereabouts
 from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
 
 _SQL = queries.load(__package__, "settlement.sql")
 _BEYOND_EVERY_NUMBER: Final = 2**63 - 1
-# The database computed another fee than we did.
-_OTHER_FEE: Final = "TS006"
+# The database computed another fee than we did, or found a payout beyond the policy.
+OTHER_POLICIES: Final = ("TS006", authority.OTHER_POLICY)
 # A gauge says "so many or more".
 _MOST_COUNTED: Final = 10_000
 
 
-class SettlementView(msgspec.Struct, frozen=True, kw_only=True):
-    """A settlement as callers see it. `residue_micros` is below what the provider can write and stays payable."""
+class SettlementView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A settlement as callers see it. `residue_micros` is below what the provider can write and stays payable.
+
+    `source` is the account that was debited, where that is not clearing; `approval` what a second person decides about,
+    where it was held for one.
+    """
 
     id: str
     status: Status
@@ -60,6 +78,8 @@ class SettlementView(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     created_at: datetime
     changed_at: datetime
+    source: str | None = None
+    approval: str | None = None
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +93,20 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     operation: SettlementCreated
     step_micros: int
     key_form: str
+    author: str = msgspec.field(default_factory=current)
 
     @property
     def id(self) -> UUID:
         """The settlement's."""
         return identity(self.tenant.name, self.operation.attribution_id, self.operation.squad_id)
+
+
+class Fresh(NamedTuple):
+    """A wish that is being made, what it is worth, and whether it waits for a second person."""
+
+    wish: Wish
+    worth: Terms
+    needs_approval: bool
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -108,6 +137,14 @@ class PolicyView(msgspec.Struct, frozen=True):
     changed_at: datetime
 
 
+class _NothingMade(Exception):
+    """Every wish of a batch was refused."""
+
+    def __init__(self, answers: "Sequence[Made | Rejected | SetAside]") -> None:
+        super().__init__("nothing was made")
+        self.answers = answers
+
+
 class CreateWork:
     """Group commit's work: create settlements, one transaction for all that ask."""
 
@@ -115,24 +152,30 @@ class CreateWork:
         """Writes as the owner."""
         self._database = database
 
-    async def commit(
-        self,
-        items: Sequence[Wish],
-        *,
-        patient: bool,  # noqa: ARG002 - accounts of settlements are held for one commit only
-    ) -> Sequence[Made | Rejected]:
-        """Each wish's settlement: made now, or before."""
+    async def commit(self, items: Sequence[Wish], *, patient: bool) -> Sequence[Made | Rejected | SetAside]:
+        """Each wish's settlement: made now, or before; or why there is none."""
         try:
             async with self._database.writing() as connection:
-                return await create(connection, items)
+                answers = await create(connection, items, patient=patient)
+                if not any(isinstance(answer, Made) for answer in answers):
+                    # Rolled back: a refusal leaves nothing behind, not even an empty account.
+                    raise _NothingMade(answers)  # noqa: TRY301 - out of the transaction
+                return answers
+        except _NothingMade as nothing:
+            return nothing.answers
         except asyncpg.PostgresError as error:
-            if error.sqlstate == _OTHER_FEE:
-                raise Contended("the tenant's fee was changed meanwhile", held=False) from error
+            if error.sqlstate in OTHER_POLICIES:
+                raise Contended("the tenant's fee, or its policy, was changed meanwhile", held=False) from error
             raise
 
 
-async def create(connection: Connection, wishes: Sequence[Wish]) -> list[Made | Rejected]:
-    """Create settlements inside the caller's transaction. Order of the answers is that of the wishes."""
+async def create(
+    connection: Connection, wishes: Sequence[Wish], *, patient: bool = True
+) -> list[Made | Rejected | SetAside]:
+    """Create settlements inside the caller's transaction. Order of the answers is that of the wishes.
+
+    What the ledger refuses is refused alone. Impatient: what needs an account that somebody holds is set aside.
+    """
     transaction = PostgresTransaction(connection)
     names = [(wish.tenant.number, operation_id(wish.tenant.name, wish.key)) for wish in wishes]
     # Rows, then keys, then rows again: a twin that commits meanwhile is seen with its key, and told as a replay.
@@ -144,29 +187,52 @@ async def create(connection: Connection, wishes: Sequence[Wish]) -> list[Made | 
     ):
         rows = await _rows(connection, places)
     decided = await _decided(connection, wishes)
-    policies = await _policies(connection, {wish.tenant.number for wish in wishes})
-    fresh: dict[tuple[int, UUID], tuple[Wish, Terms]] = {}
-    answers: list[Made | Rejected | None] = [None] * len(wishes)
+    lines = await connection.fetch(_SQL["policies"], sorted({wish.tenant.number for wish in wishes}))
+    policies = _policies(lines)
+    judge = authority.Judge(connection)
+    await judge.read(
+        [line for line in lines if line["currency"] is None], [(wish.tenant.number, wish.operation) for wish in wishes]
+    )
+    fresh: dict[tuple[int, UUID], Fresh] = {}
+    answers: list[Made | Rejected | SetAside | None] = [None] * len(wishes)
     for position, (wish, name) in enumerate(zip(wishes, names, strict=True)):
         stored, place = known.get(name), (wish.tenant.number, wish.id)
         if (wish.tenant.number, wish.key) in decided:
             answers[position] = _vanished(wish)
         elif stored is None and place not in rows and place not in fresh:
-            worth = terms(wish.operation, _policy(policies, wish), step_micros=wish.step_micros)
-            if isinstance(worth, Rejected):
-                answers[position] = worth
+            found = _judged(wish, _policy(policies, wish), judge)
+            if isinstance(found, Rejected):
+                answers[position] = found
                 continue
-            fresh[place] = (wish, worth)
-            known[name] = Known(wish.key, _claim(wish, worth).request, b"")
+            fresh[place] = found
+            known[name] = Known(wish.key, _claim(wish, found.worth).request, b"")
+    refused: dict[tuple[int, UUID], Rejected | SetAside] = {}
     if fresh:
-        await _make(connection, transaction, list(fresh.values()))
-        rows |= await _rows(connection, [(wish.tenant, wish.id) for wish, _ in fresh.values()])
-    makers = {id(wish) for wish, _ in fresh.values()}
-    for position, (wish, name) in enumerate(zip(wishes, names, strict=True)):
-        if answers[position] is None:
-            row = rows.get((wish.tenant.number, wish.id))
-            answers[position] = _answer(wish, known.get(name), row, is_maker=id(wish) in makers)
-    return [answer for answer in answers if answer is not None]
+        refused = await _make(connection, transaction, list(fresh.values()), patient=patient)
+        rows |= await _rows(connection, [(one.wish.tenant, one.wish.id) for one in fresh.values()])
+    makers = {id(one.wish) for one in fresh.values()}
+
+    def answer(
+        wish: Wish, stored: Known | None, given: Made | Rejected | SetAside | None
+    ) -> Made | Rejected | SetAside:
+        is_maker, unmade = id(wish) in makers, refused.get((wish.tenant.number, wish.id))
+        if refused and isinstance(given, Rejected) and given.code == DAY_CEILING_REACHED:
+            # One before it was counted, and then had no money: it looks again.
+            return SET_ASIDE
+        if given is None and unmade is not None:
+            # A twin of what was not made looks again: the refusal was of the first one's own words.
+            return unmade if is_maker else SET_ASIDE
+        return given or _answer(wish, stored, rows.get((wish.tenant.number, wish.id)), is_maker=is_maker)
+
+    return [answer(wish, known.get(name), given) for wish, name, given in zip(wishes, names, answers, strict=True)]
+
+
+def _judged(wish: Wish, fee: Policy, judge: authority.Judge) -> Fresh | Rejected:
+    worth = terms(wish.operation, fee, step_micros=wish.step_micros)
+    if isinstance(worth, Rejected):
+        return worth
+    verdict = judge.judge(wish.tenant.number, wish.operation, wish.author)
+    return verdict if isinstance(verdict, Rejected) else Fresh(wish, worth, verdict.needs_approval)
 
 
 def _answer(wish: Wish, stored: Known | None, row: asyncpg.Record | None, *, is_maker: bool) -> Made | Rejected:
@@ -180,7 +246,7 @@ def _answer(wish: Wish, stored: Known | None, row: asyncpg.Record | None, *, is_
         return Made(_as_created(row, wish.tenant), is_new=True, is_replayed=True)
     if row is None:
         return _vanished(wish)
-    refusal = conflict(wish.operation, _wish_of(row), settlement_name(row["id"].bytes))
+    refusal = conflict(wish.operation, wish_of(row), settlement_name(row["id"].bytes))
     return refusal or Made(view(row), is_new=False)
 
 
@@ -193,40 +259,71 @@ def _vanished(wish: Wish) -> Rejected:
     )
 
 
-async def _make(connection: Connection, transaction: PostgresTransaction, fresh: Sequence[tuple[Wish, Terms]]) -> None:
-    await _ensure_accounts(connection, [wish for wish, _ in fresh])
-    claims = [_claim(wish, worth) for wish, worth in fresh]
+async def _make(
+    connection: Connection, transaction: PostgresTransaction, fresh: "Sequence[Fresh]", *, patient: bool
+) -> dict[tuple[int, UUID], Rejected | SetAside]:
+    """Post and write them; those that were not made, and why."""
+    await _ensure_accounts(connection, [one.wish for one in fresh])
+    claims = [_claim(one.wish, one.worth) for one in fresh]
     at: datetime | None = None
-    for answer in await batch.run(transaction, claims, patient=True):
+    made: list[Fresh] = []
+    refused: dict[tuple[int, UUID], Rejected | SetAside] = {}
+    for one, answer in zip(fresh, await batch.run(transaction, claims, patient=patient), strict=True):
         match answer:
             case Committed():
                 at = answer.transaction.at
-            case Rejected():
-                raise LedgerRefused(answer)
+                made.append(one)
+            case Rejected() | SetAside():
+                refused[one.wish.tenant.number, one.wish.id] = answer
             case _:
                 raise Contended("a key was used meanwhile", held=False)
-    operations = [wish.operation for wish, _ in fresh]
-    keys = [first_key(wish.tenant.name, wish.operation, worth.net_micros) for wish, worth in fresh]
+    if made:
+        await _write(connection, made, at)
+    return refused
+
+
+async def _write(connection: Connection, fresh: "Sequence[Fresh]", at: datetime | None) -> None:
+    # Before any of them is there: what is noticed is dated by the newest that was.
+    is_trusted = await whereabouts.notice(connection, hold=True)
+    wishes = [one.wish for one in fresh]
+    operations = [wish.operation for wish in wishes]
+    keys = [first_key(one.wish.tenant.name, one.wish.operation, one.worth.net_micros) for one in fresh]
     await connection.execute(
         _SQL["create"],
-        [wish.tenant.number for wish, _ in fresh],
-        [wish.id for wish, _ in fresh],
+        [wish.tenant.number for wish in wishes],
+        [wish.id for wish in wishes],
         [operation.attribution_id for operation in operations],
         [operation.squad_id for operation in operations],
         [operation.currency for operation in operations],
         [operation.gross_micros for operation in operations],
-        [worth.fee_micros for _, worth in fresh],
-        [worth.net_micros for _, worth in fresh],
-        [worth.amount_micros for _, worth in fresh],
+        [one.worth.fee_micros for one in fresh],
+        [one.worth.net_micros for one in fresh],
+        [one.worth.amount_micros for one in fresh],
         [operation.provider for operation in operations],
         [operation.destination for operation in operations],
         keys,
         at,
+        [operation.source for operation in operations],
+        [one.needs_approval for one in fresh],
     )
-    await _ask_about_orphans(connection, [wish for wish, _ in fresh], keys)
+    held = [one.wish for one in fresh if one.needs_approval]
+    if held:
+        await authority.ask(connection, [_asking(wish) for wish in held])
+    await _ask_about_orphans(connection, wishes, keys, is_trusted=is_trusted)
 
 
-async def _ask_about_orphans(connection: Connection, wishes: Sequence[Wish], keys: Sequence[bytes]) -> None:
+def _asking(wish: Wish) -> tuple[int, UUID, UUID, str, str]:
+    operation = wish.operation
+    why = (
+        f"A payout of {format_amount(operation.gross_micros, operation.currency)} to {operation.destination:.200} at "
+        f"{operation.provider}, for attribution {operation.attribution_id} of squad {operation.squad_id}."
+    )
+    return wish.tenant.number, payout_approval(wish.id), wish.id, why, wish.author
+
+
+async def _ask_about_orphans(
+    connection: Connection, wishes: Sequence[Wish], keys: Sequence[bytes], *, is_trusted: bool
+) -> None:
     """What a provider already has of it (its row was lost with a restore) is asked about, not sent."""
     references = [FORMS[wish.key_form](key) for wish, key in zip(wishes, keys, strict=True)]
     rows = await connection.fetch(
@@ -236,8 +333,8 @@ async def _ask_about_orphans(connection: Connection, wishes: Sequence[Wish], key
         [wish.id for wish in wishes],
     )
     asked = [wishes[row["place"] - 1] for row in rows]
-    if not await connection.fetchval(_SQL["is_here"]):
-        # While a restored database is not confirmed, anything may have been sent by the life that was lost.
+    if not is_trusted:
+        # While somebody distrusts this database, anything may have been sent by the life that was lost.
         asked = list(wishes)
     if asked:
         await connection.execute(_SQL["ask_first"], [wish.tenant.number for wish in asked], [wish.id for wish in asked])
@@ -366,15 +463,22 @@ def view(row: asyncpg.Record) -> SettlementView:
         tries=row["tries"],
         created_at=row["created_at"],
         changed_at=row["changed_at"],
+        source=row["source"],
+        approval=approval_name(payout_approval(row["id"])) if row["needs_approval"] else None,
     )
+
+
+def approval_name(id_: UUID) -> str:
+    """How an approval's id is written."""
+    return "ap_" + id_.hex
 
 
 def _as_created(row: asyncpg.Record, tenant: Tenant) -> SettlementView:
     """As it was when it was made: a replay is the same to the byte, whatever has become of it."""
-    key = first_key(tenant.name, _wish_of(row), row["net_micros"])
+    key = first_key(tenant.name, wish_of(row), row["net_micros"])
     return msgspec.structs.replace(
         view(row),
-        status="pending",
+        status="held" if row["needs_approval"] else "pending",
         idempotency_key=key.hex(),
         generation=0,
         transfer_id=None,
@@ -384,12 +488,14 @@ def _as_created(row: asyncpg.Record, tenant: Tenant) -> SettlementView:
     )
 
 
-def _wish_of(row: asyncpg.Record) -> SettlementCreated:
+def wish_of(row: asyncpg.Record) -> SettlementCreated:
+    """What somebody wished for, of a settlement that is there."""
     return SettlementCreated(**{field: row[field] for field in SettlementCreated.__struct_fields__})
 
 
 def _claim(wish: Wish, worth: Terms) -> Claim:
-    return claim_of(wish.tenant, created_kind(worth.fee_micros), wish.operation, wish.key)
+    claim = claim_of(wish.tenant, created_kind(worth.fee_micros), wish.operation, wish.key)
+    return msgspec.structs.replace(claim, author=wish.author)
 
 
 async def _rows(
@@ -408,12 +514,13 @@ async def _decided(connection: Connection, wishes: Sequence[Wish]) -> set[tuple[
     return {(row["tenant_id"], row["key"]) for row in rows}
 
 
-async def _policies(connection: Connection, tenants: set[int]) -> Mapping[tuple[int, str], Policy]:
+def _policies(lines: Sequence[asyncpg.Record]) -> Mapping[tuple[int, str], Policy]:
     return {
         (row["tenant_id"], row["currency"]): Policy(
             percent_ppm=row["percent_ppm"], fixed_micros=row["fixed_micros"], minimum_micros=row["minimum_micros"]
         )
-        for row in await connection.fetch(_SQL["policies"], sorted(tenants))
+        for row in lines
+        if row["currency"] is not None
     }
 
 
@@ -423,17 +530,20 @@ def _policy(policies: Mapping[tuple[int, str], Policy], wish: Wish) -> Policy:
 
 
 async def _ensure_accounts(connection: Connection, wishes: Sequence[Wish]) -> None:
-    wanted: dict[tuple[int, str], tuple[str, int | None]] = {}
+    wanted: dict[tuple[int, str], tuple[str, int | None, str]] = {}
     for wish in wishes:
         of, currency, provider = wish.tenant.number, wish.operation.currency, wish.operation.provider
-        for account, floor in (
-            (clearing(currency), None),
+        accounts: list[tuple[str, int | None]] = [
             (paid_out(provider, currency), None),
             (in_transit(provider, currency), 0),
             (fees(currency), 0),
             (payable(wish.operation.squad_id, currency), 0),
-        ):
-            wanted[of, account] = (currency, floor)
+        ]
+        if wish.operation.source is None:
+            # What is paid out came in before: without a floor anybody could be promised anything.
+            accounts.append((clearing(currency), 0))
+        for account, floor in accounts:
+            wanted.setdefault((of, account), (currency, floor, wish.author))
     places = sorted(wanted)
     await connection.execute(
         _SQL["ensure_accounts"],
@@ -441,4 +551,5 @@ async def _ensure_accounts(connection: Connection, wishes: Sequence[Wish]) -> No
         [account for _, account in places],
         [wanted[place][0] for place in places],
         [wanted[place][1] for place in places],
+        [wanted[place][2] for place in places],
     )

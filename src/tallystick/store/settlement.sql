@@ -1,36 +1,51 @@
 -- name: policies
 -- Shared with other creators; a change of the policy waits until they are done, and they until it is.
-SELECT tenant_id, currency, percent_ppm, fixed_micros, minimum_micros
-  FROM tally.settlement_policy WHERE tenant_id = ANY($1::integer[]) ORDER BY tenant_id, currency FOR SHARE;
+-- Both policies: the fee's lines, and the line of authority (currency NULL) where a tenant has one.
+WITH fee AS (
+    SELECT tenant_id, currency, percent_ppm, fixed_micros, minimum_micros
+      FROM tally.settlement_policy WHERE tenant_id = ANY($1::integer[]) ORDER BY tenant_id, currency FOR SHARE
+), authority AS (
+    SELECT tenant_id, known_destinations, waiting_seconds
+      FROM tally.authority_policy WHERE tenant_id = ANY($1::integer[]) ORDER BY tenant_id FOR SHARE
+)
+SELECT tenant_id, currency, percent_ppm, fixed_micros, minimum_micros, NULL::boolean AS known_destinations,
+       NULL::integer AS waiting_seconds, clock_timestamp() AS now
+  FROM fee
+ UNION ALL
+SELECT tenant_id, NULL, NULL, NULL, NULL, known_destinations, waiting_seconds, clock_timestamp() FROM authority;
 
 -- name: ensure_accounts
 -- In the order of the unique index, so that two batches wait for each other in one direction only.
 WITH made AS (
     INSERT INTO tally.account (tenant_id, id, currency, floor_micros)
-    SELECT * FROM unnest($1::integer[], $2::text[], $3::text[], $4::bigint[]) AS wanted (t, id, currency, floor)
+    SELECT t, id, currency, floor
+      FROM unnest($1::integer[], $2::text[], $3::text[], $4::bigint[]) AS wanted (t, id, currency, floor)
      WHERE NOT EXISTS (SELECT 1 FROM tally.account a WHERE a.tenant_id = wanted.t AND a.id = wanted.id)
      ORDER BY t, id
         ON CONFLICT (tenant_id, id) DO NOTHING
     RETURNING tenant_id, id, currency, floor_micros
 )
-SELECT count(tally.journal_step(tenant_id, 'account', convert_to(jsonb_build_object(
-           'account', id, 'currency', currency, 'floor_micros', floor_micros, 'limits', '[]'::jsonb)::text, 'UTF8')))
-  FROM made;
+SELECT count(tally.journal_step(made.tenant_id, 'account', convert_to(jsonb_build_object(
+           'account', made.id, 'currency', made.currency, 'floor_micros', made.floor_micros,
+           'limits', '[]'::jsonb)::text, 'UTF8'), by.author))
+  FROM made
+  JOIN unnest($1::integer[], $2::text[], $5::text[]) AS by (t, id, author) ON by.t = made.tenant_id AND by.id = made.id;
 
 -- name: create
 -- No ON CONFLICT: who lost a race must not have posted anything, so the whole batch is run again and finds the first.
 WITH made AS (
     INSERT INTO tally.settlement (tenant_id, id, attribution_id, squad_id, currency, gross_micros, fee_micros, net_micros,
-                                  amount_micros, provider, destination, key, created_at)
-    SELECT t, id, attribution, squad, currency, gross, fee, net, amount, provider, destination, key, $13::timestamptz
+                                  amount_micros, provider, destination, key, created_at, source, needs_approval)
+    SELECT t, id, attribution, squad, currency, gross, fee, net, amount, provider, destination, key, $13::timestamptz, source,
+           held
       FROM unnest($1::integer[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
-                  $9::bigint[], $10::text[], $11::text[], $12::bytea[])
-           AS wanted (t, id, attribution, squad, currency, gross, fee, net, amount, provider, destination, key)
+                  $9::bigint[], $10::text[], $11::text[], $12::bytea[], $14::text[], $15::boolean[])
+           AS wanted (t, id, attribution, squad, currency, gross, fee, net, amount, provider, destination, key, source, held)
      ORDER BY t, id
-    RETURNING tenant_id, number, provider
+    RETURNING tenant_id, number, provider, needs_approval
 )
-INSERT INTO tally.settlement_state (tenant_id, number, provider, changed_at)
-SELECT tenant_id, number, provider, $13::timestamptz FROM made;
+INSERT INTO tally.settlement_state (tenant_id, number, provider, changed_at, status)
+SELECT tenant_id, number, provider, $13::timestamptz, CASE WHEN needs_approval THEN 'held' ELSE 'pending' END FROM made;
 
 -- name: orphaned
 -- What `tally recover` found at a provider without a row here: under one of these keys, or named after one of these.
@@ -39,17 +54,11 @@ SELECT asked.place
  WHERE EXISTS (SELECT 1 FROM tally.orphan o WHERE o.provider = asked.p AND o.reference = asked.r)
     OR EXISTS (SELECT 1 FROM tally.orphan o WHERE o.subject = asked.subject);
 
--- name: is_here
--- Shared: `tally recover` waits for those who are creating, and those who come later see what it found.
-SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database
-  FROM tally.whereabouts w, tally.here() AS h
-   FOR SHARE OF w;
-
 -- name: ask_first
 UPDATE tally.settlement_state s SET ask_first = true
   FROM unnest($1::integer[], $2::uuid[]) AS wanted (t, id)
   JOIN tally.settlement i ON i.tenant_id = wanted.t AND i.id = wanted.id
- WHERE s.tenant_id = i.tenant_id AND s.number = i.number AND s.status = 'pending';
+ WHERE s.tenant_id = i.tenant_id AND s.number = i.number AND s.status IN ('held', 'pending');
 
 -- name: decided
 SELECT r.tenant_id, r.key FROM unnest($1::integer[], $2::text[]) AS asked (t, k)

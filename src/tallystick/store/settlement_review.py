@@ -10,6 +10,7 @@ import msgspec
 from asyncpg.pgproto import pgproto
 
 from tallystick import queries
+from tallystick.core.author import is_somebody, person_of
 from tallystick.core.idempotency import Tenant
 from tallystick.core.keys import forms_of, operation_id, settlement_key
 from tallystick.core.operation import differing_fields
@@ -21,9 +22,10 @@ from tallystick.engine import batch
 from tallystick.engine.port import Contended, Lost, told_plainly
 from tallystick.errors import InFlight, Unreachable, require
 from tallystick.settings import LIMITS
+from tallystick.store import authority, payment_break
 from tallystick.store.database import Connection, Database
 from tallystick.store.operation import PostgresTransaction
-from tallystick.store.settlement import LedgerRefused, SettlementView, unknown, view
+from tallystick.store.settlement import LedgerRefused, SettlementView, approval_name, unknown, view, wish_of
 from tallystick.store.settling import Evidence, add_events, count
 
 _SQL = queries.load(__package__, "settlement_review.sql")
@@ -32,14 +34,21 @@ _ROUNDS: Final = 5
 _INTACT_BYTES: Final = 6
 
 Resolution = Literal["confirm", "retry", "write_off"]
+Action = Literal["new_generation", "payout", "refund_confirm", "refund_failed", "refund_keep"]
+# The others' subject is an order; their own flow decides them.
+_OF_SETTLEMENTS: Final = ("new_generation", "payout")
 
 
 class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for a second person, or was decided by one."""
+    """What waits for a second person, or was decided by one: a payout, another generation of one, or a refund.
+
+    `settlement`, or `order`, is what it is about.
+    """
 
     id: str
-    settlement: str
-    action: str
+    settlement: str | None
+    order: str | None
+    action: Action
     generation: int
     reason: str
     evidence: str
@@ -56,6 +65,12 @@ class ReviewView(msgspec.Struct, frozen=True, kw_only=True):
 
     settlement: SettlementView
     approval: ApprovalView | None = None
+
+
+class RefundReviewView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a second person decided about a refund; its order is named in the approval."""
+
+    approval: ApprovalView
 
 
 class Reviewed(msgspec.Struct, frozen=True):
@@ -75,10 +90,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transfer_id: str | None = None
 
 
-Act = Callable[[Connection], Awaitable[ReviewView | Rejected]]
+Act = Callable[[Connection], Awaitable[msgspec.Struct | Rejected]]
 
 
-async def once(database: Database, tenant: Tenant, key: str, decision: Decision, act: Act) -> Reviewed | Rejected:
+async def once(database: Database, tenant: Tenant, key: str, decision: msgspec.Struct, act: Act) -> Reviewed | Rejected:
     """Run a decision once under its key, and keep the answer with it."""
     request = msgspec.json.encode(decision, order="deterministic")
     with told_plainly():
@@ -98,6 +113,10 @@ async def once(database: Database, tenant: Tenant, key: str, decision: Decision,
                 return refused.refusal
             except Contended:
                 continue
+            except asyncpg.PostgresError as error:
+                # The tenant's policy was changed after we read it.
+                if error.sqlstate != authority.OTHER_POLICY:
+                    raise
     raise InFlight(LIMITS.lock_wait_seconds)
 
 
@@ -156,21 +175,69 @@ async def resolve(
 async def decide(
     connection: Connection, tenant: Tenant, decision: Decision, *, is_approved: bool, by: str
 ) -> ReviewView | Rejected:
-    """A second person agrees to another generation, or does not."""
-    id_ = approval_id(decision.subject)
-    asked = None if id_ is None else await connection.fetchrow(_SQL["lock_approval"], tenant.number, id_)
+    """A second person agrees to another generation, or to a payout that is held; or does not."""
+    asked = await lock_approval(connection, tenant, decision.subject)
     if asked is None:
+        return approval_unknown(decision.subject)
+    if asked["action"] not in _OF_SETTLEMENTS:
         return approval_unknown(decision.subject)
     row = await _locked(connection, tenant, settlement_name(asked["subject"].bytes))
     require(not isinstance(row, Rejected), "an approval of a settlement that is not there")
-    refusal = _undecidable(asked, row, is_approved=is_approved, by=by)
+    refusal = undecidable(asked, is_approved=is_approved, by=by) or _unfitting(asked, row, is_approved=is_approved)
+    if refusal is None and is_approved and asked["action"] == "new_generation":
+        refusal = await _beyond_policy(connection, tenant, row, by)
     if refusal is not None:
         return refusal
+    given = await settle_approval(connection, asked, is_approved=is_approved, by=by, reason=decision.reason)
+    what = "generation" if asked["action"] == "new_generation" else "payout"
+    if is_approved and what == "generation":
+        reviewed = await _renewed(connection, tenant, row)
+    elif what == "generation":
+        reviewed = ReviewView(settlement=view(row))
+    elif is_approved:
+        reviewed = await _moved(connection, tenant, row, "pending", None)
+    else:
+        # Its money stays payable to the squad, as that of every payout that failed.
+        reviewed = await _moved(connection, tenant, row, "failed", None, reason="approval_rejected")
+    # After the key was ended: what came back must have come back since the approval before this one.
+    await _note(connection, row, f"{what}_{given['decision']}", by, decision)
+    return msgspec.structs.replace(reviewed, approval=_approval(given))
+
+
+async def lock_approval(connection: Connection, tenant: Tenant, name: str) -> asyncpg.Record | None:
+    """What a second person is asked about, locked; None: there is no such approval."""
+    id_ = approval_id(name)
+    return None if id_ is None else await connection.fetchrow(_SQL["lock_approval"], tenant.number, id_)
+
+
+async def settle_approval(
+    connection: Connection, asked: asyncpg.Record, *, is_approved: bool, by: str, reason: str
+) -> asyncpg.Record:
+    """Write down what the second person decided, once; the database compares the two persons again."""
     verdict = "approved" if is_approved else "rejected"
-    given = await _one(connection, "approve", tenant.number, id_, verdict, by, decision.reason)
-    if not is_approved:
-        await _note(connection, row, f"generation_{verdict}", by, decision)
-        return ReviewView(settlement=view(row), approval=_approval(given))
+    return await _one(connection, "approve", asked["tenant_id"], asked["id"], verdict, by, reason)
+
+
+async def decided(
+    connection: Connection, asked: asyncpg.Record, *, is_approved: bool, by: str, reason: str
+) -> RefundReviewView:
+    """`settle_approval`, as the caller is told of it."""
+    given = await settle_approval(connection, asked, is_approved=is_approved, by=by, reason=reason)
+    return RefundReviewView(approval=_approval(given))
+
+
+async def ask_approval(
+    connection: Connection, tenant: Tenant, subject: UUID, action: Action, *, reason: str, evidence: str, by: str
+) -> ApprovalView:
+    """Ask a second person about a subject; asked before and not decided yet, it is that very approval."""
+    waiting = await connection.fetchrow(_SQL["open_approval"], tenant.number, subject, action)
+    if waiting is None:
+        given = (tenant.number, uuid4(), subject, action, 0, reason, evidence, by)
+        waiting = await _one(connection, "ask", *given)
+    return _approval(waiting)
+
+
+async def _renewed(connection: Connection, tenant: Tenant, row: asyncpg.Record) -> ReviewView:
     await connection.execute(_SQL["end_key"], tenant.number, row["id"])
     generation = row["generation"] + 1
     key = settlement_key(
@@ -183,24 +250,30 @@ async def decide(
         generation=generation,
     )
     await connection.execute(_SQL["renew"], tenant.number, row["number"], generation, key)
-    reviewed = await _moved(connection, tenant, row, "pending", None)
-    # After the key was ended: what came back must have come back since the approval before this one.
-    await _note(connection, row, f"generation_{verdict}", by, decision)
+    moved = (await _moved(connection, tenant, row, "pending", None)).settlement
     # A life of this database that was lost may have sent this very generation.
     references = list(forms_of(key))
     await connection.execute(_SQL["begin_anew"], tenant.number, row["number"], row["provider"], references)
-    reviewed = msgspec.structs.replace(
-        reviewed, settlement=msgspec.structs.replace(reviewed.settlement, transfer_id=None)
-    )
-    return msgspec.structs.replace(reviewed, approval=_approval(given))
+    return ReviewView(settlement=msgspec.structs.replace(moved, transfer_id=None))
 
 
-async def observe(database: Database, provider: str, movement: Movement) -> str | None:
-    """What the provider's books say of a movement now. The settlement that became disputed by it, if one did."""
-    disputed = [
-        await _observe_one(database, tenant, id_, key, movement)
-        for tenant, id_, key in await _meant(database, provider, movement)
-    ]
+async def _beyond_policy(connection: Connection, tenant: Tenant, row: asyncpg.Record, by: str) -> Rejected | None:
+    """Another generation is paid under the policy of today. That it needs a second person, it has one."""
+    judge, wish = authority.Judge(connection), wish_of(row)
+    await judge.read(await authority.policy_of(connection, tenant), [(tenant.number, wish)])
+    verdict = judge.judge(tenant.number, wish, by)
+    return verdict if isinstance(verdict, Rejected) else None
+
+
+async def observe(database: Database, provider: str, movement: Movement, *, alarm: str | None = None) -> str | None:
+    """What the provider's books say of a movement now. The settlement that became disputed by it, if one did.
+
+    An alarm about a movement that is nobody's here becomes a break: it is a person's all the same.
+    """
+    meant = await _meant(database, provider, movement)
+    if not meant and alarm is not None:
+        await payment_break.report_unknown(database, provider, movement, word=alarm)
+    disputed = [await _observe_one(database, tenant, id_, key, movement, alarm=alarm) for tenant, id_, key in meant]
     return next(filter(None, disputed), None)
 
 
@@ -236,6 +309,7 @@ def approval_unknown(name: str) -> Rejected:
 
 
 _INSTEAD: Final[dict[str, str]] = {
+    "held": "It waits for a second person: approve or reject it.",
     "pending": "It has not been sent yet.",
     "processing": "It is being worked on; recovery decides it, or calls for a person.",
     "disputed": "It is disputed already: resolve it.",
@@ -260,6 +334,12 @@ def _unresolvable(row: asyncpg.Record, decision: Decision, resolution: Resolutio
             f"{name} would be confirmed without the provider's id of the transfer.",
             "Send transfer_id: the id that the provider's dashboard shows for it.",
         )
+    if resolution == "retry" and row["needs_approval"] and not row["was_approved"]:
+        return Rejected(
+            "not_retryable",
+            f"{name} needs a second person's leave, and nobody gave it: another try would send it without.",
+            "Write it off and ask for another generation, which a second person can approve.",
+        )
     if resolution == "retry" and (row["was_done"] or row["transfer_id"] is not None):
         return Rejected(
             "not_retryable",
@@ -282,21 +362,25 @@ def _still_there(row: asyncpg.Record) -> Rejected | None:
     )
 
 
-def _undecidable(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: bool, by: str) -> Rejected | None:
-    name = _name(asked["id"])
+def undecidable(asked: asyncpg.Record, *, is_approved: bool, by: str) -> Rejected | None:
+    """Why this person cannot decide it: it is decided, or he is no second one."""
+    name = approval_name(asked["id"])
     if asked["decision"] is not None:
         return Rejected(
             "already_decided",
             f"{name} was {asked['decision']} by {asked['decided_by']} at {asked['decided_at']:%Y-%m-%d %H:%M} UTC.",
             "Nothing remains to be decided.",
         )
-    if asked["asked_by"] == by:
-        return Rejected(
-            "second_person_needed",
-            f"{by} asked for {name} and cannot decide it.",
-            "Have another person decide, with a key of his own.",
-        )
-    if is_approved and (row["status"] != "failed" or row["generation"] + 1 != asked["generation"]):
+    return _not_second(name, asked["asked_by"], asked["asker"], by, is_approved=is_approved)
+
+
+def _unfitting(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: bool) -> Rejected | None:
+    """Why what was asked for can no longer be done."""
+    if asked["action"] == "payout":
+        is_open = row["status"] == "held"
+    else:
+        is_open = not is_approved or (row["status"] == "failed" and row["generation"] + 1 == asked["generation"])
+    if not is_open:
         return Rejected(
             "not_resolvable",
             f"{settlement_name(row['id'].bytes)} is {row['status']} now, in generation {row['generation']}: what was "
@@ -306,6 +390,27 @@ def _undecidable(asked: asyncpg.Record, row: asyncpg.Record, *, is_approved: boo
     return _still_there(row) if is_approved else None
 
 
+def _not_second(name: str, asked_by: str, asker: str | None, by: str, *, is_approved: bool) -> Rejected | None:
+    """A second person is another person, not another key. `asker`: whose key asked, where only the key is on record."""
+    first, second = asker or person_of(asked_by), person_of(by)
+    if first == second:
+        return Rejected(
+            "second_person_needed",
+            f"{second} asked for {name} and cannot decide it, with whatever key.",
+            "Have another person decide, with a key of his own name.",
+        )
+    nobody = [one for one in (first, second) if not is_somebody(one)]
+    if is_approved and nobody:
+        return Rejected(
+            "second_person_needed",
+            f"{name} was asked for by {asked_by} and would be approved by {by}: {nobody[0]} is no person's name, so "
+            "that both may be the same person.",
+            "Approve with a key that was made for a person (`tally keys create --for NAME --role approver`). If the "
+            "key that asked has no name, reject this and ask again with one that has.",
+        )
+    return None
+
+
 async def _ask_for_generation(
     connection: Connection, row: asyncpg.Record, decision: Decision, *, by: str
 ) -> ReviewView | Rejected:
@@ -313,7 +418,7 @@ async def _ask_for_generation(
     refusal = _still_there(row)
     if refusal is not None:
         return refusal
-    waiting = await connection.fetchrow(_SQL["open_approval"], tenant, row["id"])
+    waiting = await connection.fetchrow(_SQL["open_approval"], tenant, row["id"], "new_generation")
     if waiting is None:
         waiting = await _one(
             connection,
@@ -321,6 +426,7 @@ async def _ask_for_generation(
             tenant,
             uuid4(),
             row["id"],
+            "new_generation",
             row["generation"] + 1,
             decision.reason,
             decision.evidence,
@@ -422,12 +528,17 @@ def key_bounds(reference: str) -> tuple[bytes, bytes] | None:
     return None
 
 
-async def _observe_one(database: Database, tenant: Tenant, id_: UUID, key: bytes, movement: Movement) -> str | None:
+async def _observe_one(
+    database: Database, tenant: Tenant, id_: UUID, key: bytes, movement: Movement, *, alarm: str | None
+) -> str | None:
     name = settlement_name(id_.bytes)
     for _ in range(_ROUNDS):
         try:
             async with database.writing() as connection:
                 row = await _locked(connection, tenant, name)
+                if alarm is not None and row["status"] == "processing":
+                    # Recovery decides it in a moment, by books that may not show what the alarm is about.
+                    raise InFlight(LIMITS.lock_wait_seconds)
                 verdict = after_movement(
                     row["status"],
                     row["transfer_id"],
@@ -435,6 +546,7 @@ async def _observe_one(database: Database, tenant: Tenant, id_: UUID, key: bytes
                     is_live_key=key == row["key"],
                     amount_micros=row["amount_micros"],
                     currency=row["currency"],
+                    alarm=alarm,
                 )
                 if verdict is None:
                     await _note_return(connection, row, movement)
@@ -486,13 +598,10 @@ def _told(movement: Movement) -> str:
     return f"{movement.provider} {movement.purpose} {movement.id}: {movement.status} ({movement.state})"
 
 
-def _name(id_: UUID) -> str:
-    return "ap_" + id_.hex
-
-
 def _approval(row: asyncpg.Record) -> ApprovalView:
     return ApprovalView(
-        id=_name(row["id"]),
-        settlement=settlement_name(row["subject"].bytes),
-        **{field: row[field] for field in ApprovalView.__struct_fields__ if field not in ("id", "settlement")},
+        id=approval_name(row["id"]),
+        settlement=settlement_name(row["subject"].bytes) if row["action"] in _OF_SETTLEMENTS else None,
+        order=None if row["action"] in _OF_SETTLEMENTS else msgspec.json.decode(row["evidence"])["order"],
+        **{field: row[field] for field in ApprovalView.__struct_fields__ if field not in ("id", "settlement", "order")},
     )

@@ -5,6 +5,9 @@ SELECT s.*, st.status, st.claim_number, st.processing_since, st.claimed_at, st.d
        EXISTS (SELECT 1 FROM tally.attempt a
                 WHERE a.tenant_id = s.tenant_id AND a.key = s.key AND a.provider = s.provider AND a.answer = 'done')
            AS was_done,
+       EXISTS (SELECT 1 FROM tally.approval p
+                WHERE p.tenant_id = s.tenant_id AND p.subject = s.id AND p.decision = 'approved'
+                  AND p.action IN ('payout', 'new_generation')) AS was_approved,
        -- Of this generation: what came back before the last approval says nothing of what was sent after it.
        EXISTS (SELECT 1 FROM tally.settlement_event e
                 WHERE e.tenant_id = s.tenant_id AND e.settlement = s.number
@@ -40,20 +43,21 @@ UPDATE tally.settlement SET generation = $3, key = $4 WHERE tenant_id = $1 AND n
 UPDATE tally.settlement_state
    SET transfer_id = NULL,
        ask_first = EXISTS (SELECT 1 FROM tally.orphan o WHERE o.provider = $3 AND o.reference = ANY($4::text[]))
-                   OR NOT (SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database
-                             FROM tally.whereabouts w, tally.here() AS h)
+                   OR EXISTS (SELECT 1 FROM tally.whereabouts w WHERE w.database = 0)
  WHERE tenant_id = $1 AND number = $2;
 
 -- name: ask
 INSERT INTO tally.approval (tenant_id, id, subject, action, generation, reason, evidence, asked_by)
-VALUES ($1, $2, $3, 'new_generation', $4, $5, $6, $7)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 RETURNING *;
 
 -- name: open_approval
-SELECT * FROM tally.approval WHERE tenant_id = $1 AND subject = $2 AND decision IS NULL;
+SELECT * FROM tally.approval WHERE tenant_id = $1 AND subject = $2 AND action = $3 AND decision IS NULL;
 
 -- name: lock_approval
-SELECT * FROM tally.approval WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE;
+-- An earlier release knew who asked by his key alone.
+SELECT p.*, (SELECT k.owner FROM tally.api_key k WHERE k.tenant_id = p.tenant_id AND k.prefix = p.asked_by) AS asker
+  FROM tally.approval p WHERE p.tenant_id = $1 AND p.id = $2 FOR NO KEY UPDATE OF p;
 
 -- name: approve
 UPDATE tally.approval SET decision = $3, decided_by = $4, decided_at = clock_timestamp(), decided_why = $5

@@ -14,10 +14,11 @@ import msgspec
 from asyncpg.pgproto import pgproto
 
 from tallystick import queries
+from tallystick.core.author import acting, by_worker
 from tallystick.core.idempotency import Claim, Tenant
-from tallystick.core.keys import forms_of
+from tallystick.core.keys import forms_of, settlement_key
 from tallystick.core.outcome import Committed, Duplicate
-from tallystick.core.provider import Exchange, Transfer
+from tallystick.core.provider import Exchange, Transfer, leave_ended
 from tallystick.core.settlement import (
     NOTHING_SENT,
     Disputed,
@@ -32,6 +33,7 @@ from tallystick.core.settlement_ledger import Item, Move, Moved, SettlementMoved
 from tallystick.engine import batch
 from tallystick.errors import InvariantBroken
 from tallystick.store import intent as intents
+from tallystick.store import whereabouts
 from tallystick.store.database import Connection, Database
 from tallystick.store.intent import Answered
 from tallystick.store.operation import PostgresTransaction
@@ -39,6 +41,8 @@ from tallystick.store.operation import PostgresTransaction
 _SQL = queries.load(__package__, "settling.sql")
 # Workers that share a row of counts wait for each other's commit.
 _COUNT_SLOTS = 16
+# Each needs a recorded failure and two people: no life of a database that was lost had more of them to give.
+_LATER_GENERATIONS = 3
 _MOVES: Mapping[type, Move] = {Transferred: "transferred", Failed: "failed"}
 
 
@@ -66,6 +70,23 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # What is asked of the provider: the same bytes for ever, because all of it is fixed at creation.
     instruction: Transfer
+
+    @property
+    def later_keys(self) -> tuple[bytes, ...]:
+        """The keys that its next generations would have."""
+        return tuple(self.key_of(self.generation + ahead) for ahead in range(1, _LATER_GENERATIONS + 1))
+
+    def key_of(self, generation: int) -> bytes:
+        """The key that its content gives it in that generation."""
+        return settlement_key(
+            tenant=self.tenant.name,
+            currency=self.currency,
+            provider=self.provider,
+            attribution_id=self.attribution_id,
+            squad_id=self.squad_id,
+            net_micros=self.net_micros,
+            generation=generation,
+        )
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,13 +165,29 @@ async def histories(connection: Connection, provider: str, claimed: Sequence[Cla
     if not claimed:
         return {}
     found = await sent(connection, provider, [(row.tenant.number, row.key) for row in claimed])
-    before = await _made_before(connection, [row for row in claimed if row.ask_first])
+    asked = [row for row in claimed if row.ask_first]
+    before = await _made_before(connection, asked)
+    born = await _born(connection, provider, asked)
     return {
         row.number: msgspec.structs.replace(
-            found.get((row.tenant.number, row.key), NOTHING_SENT), moved_as=before.get(row.number)
+            found.get((row.tenant.number, row.key), NOTHING_SENT),
+            moved_as=before.get(row.number),
+            since=min(row.created_at, born.get(row.number, row.created_at)),
         )
         for row in claimed
     }
+
+
+async def _born(connection: Connection, provider: str, claimed: Sequence[Claimed]) -> dict[int, datetime]:
+    """How old they may be, as far as their intents know: older than their rows, where a life may have been lost."""
+    if not claimed:
+        return {}
+    rows = await connection.fetch(
+        _SQL["born"], [row.tenant.number for row in claimed], [row.key for row in claimed], provider
+    )
+    known = {(row["tenant_id"], row["key"]): row["since"] for row in rows}
+    names = {row.number: (row.tenant.number, row.key) for row in claimed}
+    return {number: known[name] for number, name in names.items() if name in known}
 
 
 async def sent(
@@ -161,7 +198,7 @@ async def sent(
     return {
         (row["tenant_id"], row["key"]): History(
             first_sent_at=row["first_sent_at"],
-            not_after=row["not_after"],
+            not_after=leave_ended(row["not_after"], row["now"]),
             may_have_run=row["may_have_run"],
             is_silent=row["is_silent"],
             server_error=row["server_error"],
@@ -203,6 +240,16 @@ async def begin_again(
     return [row for row, _ in mine]
 
 
+async def policies_since(connection: Connection, rows: Sequence[Claimed]) -> dict[int, datetime]:
+    """When the policy that gives each of them its fee was last changed, by the settlement's number.
+
+    A tenant who never had one: since he is here.
+    """
+    tenants, numbers, _ = _names(rows)
+    found = await connection.fetch(_SQL["policies_since"], tenants, numbers, [row.currency for row in rows])
+    return {row["number"]: row["since"] for row in found}
+
+
 class PostingRefused(InvariantBroken):
     """A tenant's books refuse a settlement's own posting: they were damaged, or an account is full."""
 
@@ -227,8 +274,9 @@ class RecordWork:
         patient: bool,  # noqa: ARG002 - a claim is held by its owner alone: there is nothing to step around
     ) -> Sequence[bool]:
         """True for each that is durable; False where the claim was lost: only the answer was kept, as evidence."""
-        async with self._database.writing() as connection:
-            return await record(connection, items, by=self._by)
+        with acting(by_worker(self._by)):
+            async with self._database.writing() as connection:
+                return await record(connection, items, by=self._by)
 
 
 async def record(connection: Connection, items: Sequence[Result], *, by: str) -> list[bool]:
@@ -276,8 +324,8 @@ async def count(connection: Connection, by: str, counts: Mapping[str, int]) -> N
 
 
 async def is_here(connection: Connection) -> bool:
-    """Whether this is the database, and the line of its history, that sending was last confirmed for."""
-    return bool(await connection.fetchval(_SQL["whereabouts"]))
+    """Whether sending goes on from here: nobody distrusts this database. Another life of it is noticed on the way."""
+    return await whereabouts.notice(connection)
 
 
 async def add_events(connection: Connection, events: Sequence[tuple[int, int, str, str, bytes]]) -> None:

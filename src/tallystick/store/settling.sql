@@ -46,7 +46,7 @@ SELECT s.tenant_id, t.name AS tenant, s.number, i.id, i.attribution_id, i.squad_
  CROSS JOIN LATERAL (SELECT name FROM tally.tenant t WHERE t.tenant_id = s.tenant_id OFFSET 0) AS t;
 
 -- name: histories
-SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_after,
+SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_after, clock_timestamp() AS now,
        bool_or(a.answer IS NULL OR a.answer = 'unknown') AS may_have_run,
        coalesce(bool_or(a.answer IS NULL) FILTER (WHERE a.number = i.attempts), false) AS is_silent,
        bool_or(a.server_error) AS server_error, max(a.provider_id) FILTER (WHERE a.answer = 'done') AS done_as,
@@ -60,6 +60,13 @@ SELECT i.tenant_id, i.key, i.account, i.first_sent_at, max(a.not_after) AS not_a
  CROSS JOIN LATERAL (SELECT * FROM tally.attempt a
                       WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider OFFSET 0) AS a
  GROUP BY i.tenant_id, i.key, i.account, i.first_sent_at;
+
+-- name: born
+SELECT i.tenant_id, i.key, i.since
+  FROM unnest($1::integer[], $2::bytea[]) AS wanted (t, k)
+ CROSS JOIN LATERAL (SELECT * FROM tally.intent i
+                      WHERE i.tenant_id = wanted.t AND i.key = wanted.k AND i.provider = $3 AND i.since IS NOT NULL
+                     OFFSET 0) AS i;
 
 -- name: made_before
 -- What a lost life of this database made at the provider for these, and is not known to have failed.
@@ -102,6 +109,10 @@ INSERT INTO tally.settlement_count (slot, name, value)
 SELECT $1, name, value FROM unnest($2::text[], $3::bigint[]) AS given (name, value) ORDER BY name
     ON CONFLICT (slot, name) DO UPDATE SET value = tally.settlement_count.value + excluded.value;
 
--- name: whereabouts
-SELECT w.system = h.system AND w.timeline = h.timeline AND w.database = h.database AS is_here
-  FROM tally.whereabouts w, tally.here() AS h;
+-- name: policies_since
+-- A currency's own row stands for every other: either may have been the one in force.
+SELECT asked.n AS number, coalesce(max(p.changed_at), t.created_at) AS since
+  FROM unnest($1::integer[], $2::bigint[], $3::text[]) AS asked (t, n, currency)
+  JOIN tally.tenant t ON t.tenant_id = asked.t
+  LEFT JOIN tally.settlement_policy p ON p.tenant_id = asked.t AND p.currency IN (asked.currency, '')
+ GROUP BY asked.n, t.created_at;

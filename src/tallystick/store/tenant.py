@@ -6,12 +6,14 @@ A key is shown once, when it is made; the database keeps its digest and its firs
 import hashlib
 import secrets
 from datetime import datetime
-from typing import cast
+from typing import Final, cast
 
-import asyncpg
 import msgspec
 
+from tallystick.core.api_key import with_checksum
+from tallystick.core.author import BOOTSTRAP, UNKNOWN, by_key
 from tallystick.core.idempotency import Tenant
+from tallystick.engine.port import Contended, told_plainly
 from tallystick.errors import Misconfigured, require
 from tallystick.store.database import Database
 
@@ -25,6 +27,12 @@ class Access(msgspec.Struct, frozen=True):
     tenant: Tenant
     role: str
     prefix: str
+    owner: str = UNKNOWN
+
+    @property
+    def author(self) -> str:
+        """Who does what is done with this key."""
+        return by_key(self.owner, self.prefix)
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -32,13 +40,14 @@ class KeyView(msgspec.Struct, frozen=True):
 
     prefix: str
     role: str
+    owner: str
     created_at: datetime
     revoked_at: datetime | None
 
 
 def new_key() -> str:
-    """256 random bits, marked as ours so that scanners for leaked secrets can find them."""
-    return "tsk_" + secrets.token_urlsafe(32)
+    """256 random bits, marked as ours so that scanners for leaked secrets can find them, with a checksum."""
+    return with_checksum(secrets.token_urlsafe(32))
 
 
 def _digest(key: str) -> bytes:
@@ -63,28 +72,56 @@ async def ensure_tenant(database: Database, name: str) -> Tenant:
     return cast("Tenant", found)
 
 
-async def add_key(database: Database, tenant: Tenant, role: str, key: str) -> str:
-    """Store a key's digest; returns the prefix by which it is known. Adding the same key again changes nothing."""
+_ADD_KEY: Final = (
+    "INSERT INTO tally.api_key (tenant_id, prefix, digest, role, owner) VALUES ($1, $2, $3, $4, $5) "
+    "ON CONFLICT (digest) DO NOTHING"
+)
+
+
+async def add_key(database: Database, tenant: Tenant, role: str, key: str, *, owner: str = UNKNOWN) -> str:
+    """Store a key's digest; returns the prefix by which it is known. Adding the same key again changes nothing.
+
+    `owner` is the person or service that uses it; who is unknown can approve nothing. Journaled.
+    """
     prefix = key[:_PREFIX_LENGTH]
-    try:
-        async with database.owning() as connection:
-            await connection.execute(
-                "INSERT INTO tally.api_key (tenant_id, prefix, digest, role) VALUES ($1, $2, $3, $4) "
-                "ON CONFLICT (digest) DO NOTHING",
-                tenant.number,
-                prefix,
-                _digest(key),
-                role,
-            )
-    except asyncpg.UniqueViolationError as error:
-        message = f"Another key of tenant {tenant.name} begins with {prefix!r}. Choose one that begins differently."
-        raise Misconfigured(message) from error
+    with told_plainly():
+        try:
+            async with database.writing() as connection:
+                await connection.execute(_ADD_KEY, tenant.number, prefix, _digest(key), role, owner)
+        except Contended as error:
+            raise _taken(tenant, prefix, error) from error
     return prefix
 
 
+async def replace_bootstrap_key(database: Database, tenant: Tenant, key: str) -> bool:
+    """Have this be the only key that belongs to nobody but the installation. False: it was revoked, and stays so.
+
+    Journaled. In one commit: at no moment are both good, or neither.
+    """
+    prefix = key[:_PREFIX_LENGTH]
+    with told_plainly():
+        try:
+            async with database.writing() as connection:
+                await connection.execute(_ADD_KEY, tenant.number, prefix, _digest(key), "admin", BOOTSTRAP)
+                is_good = await connection.fetchval(
+                    "SELECT revoked_at IS NULL FROM tally.api_key WHERE digest = $1", _digest(key)
+                )
+                if is_good:
+                    await connection.execute(
+                        "UPDATE tally.api_key SET revoked_at = now() WHERE tenant_id = $1 AND owner = $2 "
+                        "AND digest <> $3 AND revoked_at IS NULL",
+                        tenant.number,
+                        BOOTSTRAP,
+                        _digest(key),
+                    )
+        except Contended as error:
+            raise _taken(tenant, prefix, error) from error
+    return bool(is_good)
+
+
 async def revoke_key(database: Database, tenant: Tenant, prefix: str) -> bool:
-    """False: there is no such key, or it was revoked before."""
-    async with database.owning() as connection:
+    """False: there is no such key, or it was revoked before. Journaled."""
+    async with database.stepping() as connection:
         status = await connection.execute(
             "UPDATE tally.api_key SET revoked_at = now() WHERE tenant_id = $1 AND prefix = $2 AND revoked_at IS NULL",
             tenant.number,
@@ -97,17 +134,31 @@ async def list_keys(database: Database, tenant: Tenant) -> list[KeyView]:
     """The tenant's keys, oldest first."""
     async with database.reading(tenant.number) as connection:
         rows = await connection.fetch(
-            "SELECT prefix, role, created_at, revoked_at FROM tally.api_key ORDER BY created_at"
+            "SELECT prefix, role, owner, created_at, revoked_at FROM tally.api_key ORDER BY created_at"
         )
     return [KeyView(*row) for row in rows]
 
 
-async def access(database: Database, key: str) -> Access | None:
-    """Whom this key speaks for; None: nobody. Read as the owner: the tenant is not known before."""
-    async with database.owning() as connection:
+async def access(database: Database, key: str, *, aside: str = "keys") -> Access | None:
+    """Whom this key speaks for; None: nobody. Read as the owner: the tenant is not known before.
+
+    `aside`: on a connection that nothing else but look-ups of this name waits for.
+    """
+    async with database.aside(aside) as connection:
         row = await connection.fetchrow(
-            "SELECT t.tenant_id, t.name, k.role, k.prefix FROM tally.api_key k JOIN tally.tenant t USING (tenant_id) "
-            "WHERE k.digest = $1 AND k.revoked_at IS NULL",
+            "SELECT t.tenant_id, t.name, k.role, k.prefix, k.owner "
+            "FROM tally.api_key k JOIN tally.tenant t USING (tenant_id) WHERE k.digest = $1 AND k.revoked_at IS NULL",
             _digest(key),
         )
-    return None if row is None else Access(Tenant(row["tenant_id"], row["name"]), row["role"], row["prefix"])
+    if row is None:
+        return None
+    return Access(Tenant(row["tenant_id"], row["name"]), row["role"], row["prefix"], row["owner"])
+
+
+def _taken(tenant: Tenant, prefix: str, error: Contended) -> Exception:
+    """Why a key could not be added: somebody holds the row, or another key begins like it."""
+    if error.held:
+        return error
+    return Misconfigured(
+        f"Another key of tenant {tenant.name} begins with {prefix!r}. Choose one that begins differently."
+    )

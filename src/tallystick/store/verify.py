@@ -1,6 +1,7 @@
 """Verify: the constitution against the rows, all in one snapshot, safe to run beside a working engine."""
 
 from collections.abc import AsyncIterator
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -9,9 +10,13 @@ from tallystick import queries
 from tallystick.core.keys import OPERATION_VERSION
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store.database import GONE, reachable
+from tallystick.store.database import GONE, TELLTALE, reachable
+from tallystick.store.roles import require_sight
 
 _SQL = queries.load(__package__, "verify.sql")
+
+# Of one kind: who has more of them has seen enough.
+_MOST_NOTES: Final = 20
 
 _PROMISES = {
     "conservation": "every transaction and all balances sum to zero per currency",
@@ -33,20 +38,35 @@ _PROMISES = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What was found about one invariant. `broken` counts the places where it does not hold."""
+    """What was found about one invariant. `broken` counts the places where it does not hold.
+
+    `notes` are no breach: what a person should know beside it.
+    """
 
     invariant: str
     promise: str
     checked: int
     broken: int
+    notes: tuple[str, ...] = ()
+
+
+async def _unbounded(connection: "asyncpg.Connection[Any]") -> tuple[str, ...]:
+    """Clearing accounts without a floor, which those of new tenants have: anything can be promised out of them."""
+    rows = await connection.fetch(_SQL["unbounded_clearing"], _MOST_NOTES)
+    return tuple(
+        f"{row['id']} of tenant {row['name']} has no floor: payouts can be promised that no money came in for. "
+        f"Give it one (PUT /v1/accounts/{row['id']})."
+        for row in rows
+    )
 
 
 async def verify(dsn: str) -> AsyncIterator[Verdict]:
     """One verdict per invariant, as each is reached. Reads everything: minutes with tens of millions of rows."""
     with reachable():
-        connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds)
+        connection = await asyncpg.connect(dsn, timeout=LIMITS.connect_seconds, server_settings=TELLTALE)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
+            await require_sight(connection)
             # Sorting millions of entries on disk is several times slower.
             await connection.execute("SET LOCAL work_mem = '256MB'")
             for name, promise in _PROMISES.items():
@@ -57,7 +77,8 @@ async def verify(dsn: str) -> AsyncIterator[Verdict]:
                         ((broken, checked),) = await connection.fetch(statement)
                 except asyncpg.DataError:
                     broken, checked = 1, 1
-                yield Verdict(name, promise, checked, broken)
+                notes = await _unbounded(connection) if name == "solvency" else ()
+                yield Verdict(name, promise, checked, broken, notes)
     except GONE as error:
         raise Unreachable(str(error) or type(error).__name__) from error
     finally:

@@ -39,17 +39,16 @@ SELECT count(*) FILTER (WHERE a.number IS NULL OR coalesce(s.jumps, 0) <> 0 OR a
 
 -- name: one_effect_per_key
 -- An operation's id is the digest of its tenant and key; no key has two; and the entries in the books are those
--- in the answer that is replayed.
+-- in the answer that is replayed, at its time; later only where the account's entry before is later, too.
 WITH answered AS (
-    SELECT o.tenant_id, o.id, e.account, e.currency, e.amount_micros, e.balance_micros, e.number,
-           (body.value ->> 'at')::timestamptz AS at
+    SELECT o.tenant_id, o.id, e.account, e.currency, e.amount_micros, e.balance_micros, e.number
       FROM tally.operation o
      CROSS JOIN LATERAL (SELECT convert_from(o.body, 'UTF8')::jsonb AS value) AS body
      CROSS JOIN LATERAL jsonb_to_recordset(body.value -> 'entries')
            AS e (account text, currency text, amount_micros bigint, balance_micros bigint, number bigint)
 ), booked AS (
     SELECT e.tenant_id, e.operation_id AS id, a.id AS account, a.currency, e.amount_micros, e.balance_micros,
-           e.number, e.at
+           e.number
       FROM tally.entry e JOIN tally.account a ON a.tenant_id = e.tenant_id AND a.number = e.account_number
 )
 SELECT (SELECT count(*) FROM tally.operation o LEFT JOIN tally.tenant t USING (tenant_id)
@@ -62,6 +61,11 @@ SELECT (SELECT count(*) FROM tally.operation o LEFT JOIN tally.tenant t USING (t
          WHERE o.at <> (body.value ->> 'at')::timestamptz
             OR CASE body.value ->> 'kind' WHEN 'order.reserved' THEN jsonb_array_length(body.value -> 'entries') > 0
                ELSE jsonb_array_length(body.value -> 'entries') < 2 END)
+     + (SELECT count(*) FROM tally.entry e
+          JOIN tally.operation o ON o.tenant_id = e.tenant_id AND o.id = e.operation_id
+          LEFT JOIN tally.entry b ON b.tenant_id = e.tenant_id AND b.account_number = e.account_number
+                                 AND b.number = e.number - 1
+         WHERE e.at <> greatest(o.at, b.at))
      + (SELECT count(*) FROM (SELECT * FROM answered EXCEPT ALL SELECT * FROM booked) AS not_booked)
      + (SELECT count(*) FROM (SELECT * FROM booked EXCEPT ALL SELECT * FROM answered) AS not_answered) AS broken,
        (SELECT count(*) FROM tally.operation) AS checked;
@@ -110,7 +114,11 @@ SELECT count(*) FILTER (WHERE s.value IS NOT NULL AND (
 
 -- name: guards
 -- The triggers that hold these rules are there and on, and so is row-level security.
-SELECT (SELECT count(*) FROM unnest(ARRAY[
+WITH guard AS (
+        SELECT NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+                            WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')) AS missing
+          FROM unnest(ARRAY[
             'operation.operation_recorded', 'operation.append_only', 'closing.append_only', 'entry.entry_posted',
             'entry.append_only', 'journal.append_only', 'journal.names_own_operation', 'outbox.names_own_operation',
             'account.kept', 'account.identity', 'account.balance', 'account.balance_at_birth', 'intent.identity',
@@ -119,38 +127,54 @@ SELECT (SELECT count(*) FROM unnest(ARRAY[
             'settlement.kept', 'settlement_state.transition', 'settlement_state.fence', 'settlement_state.kept',
             'settlement_event.append_only', 'settlement_event.journaled', 'approval.decided_once', 'approval.kept',
             'approval.asked_journaled', 'approval.decided_journaled', 'settlement_policy.made_journaled', 'settlement_policy.kept',
-            'settlement_policy.changed_journaled', 'reply.append_only', 'orders.orders_reserved', 'orders.orders_changed',
+            'settlement_policy.changed_journaled', 'reply.append_only', 'reply.reply_is_new',
+            'reply_archive.append_only', 'retention_policy.made_journaled', 'retention_policy.changed_journaled',
+            'retention_policy.kept', 'orders.orders_reserved', 'orders.orders_changed',
             'orders.born_pending', 'orders.identity', 'orders.transition', 'orders.patience', 'orders.kept',
             'sku.identity', 'sku.counters', 'sku.counters_at_birth', 'sku.kept', 'sku.made_journaled',
             'sku.changed_journaled', 'webhook_guard.append_only',
             'webhook_body.append_only', 'webhook_body.kept', 'webhook_body_default.append_only', 'webhook_body_default.kept',
-            'webhook_events.kept', 'webhook_events.begins', 'webhook_events.identity', 'webhook_events.identity_of_object',
+            'webhook_events.kept', 'webhook_events.kept_whole', 'webhook_events.has_verdict',
+            'webhook_verdict.append_only', 'webhook_events.begins', 'webhook_events.identity', 'webhook_events.identity_of_object',
             'webhook_events.transition', 'webhook_events.fence', 'webhook_events.finished', 'webhook_cursor.kept',
             'webhook_poison.kept', 'webhook_poison.identity', 'webhook_offset.kept',
             'payment_idempotency_log.payment_logged', 'payment_idempotency_log.payment_stepped',
             'payment_idempotency_log.identity', 'payment_idempotency_log.transition', 'payment_idempotency_log.fence',
-            'payment_idempotency_log.kept', 'payment_receipt.receipts_made', 'payment_receipt.identity',
+            'payment_idempotency_log.kept', 'payment_idempotency_log.outcome', 'payment_key.payment_keys_bound',
+            'payment_key.append_only', 'payment_idempotency_log.part', 'payment_receipt.refunding',
+            'payment_receipt.refunding_at_birth', 'refund_request.refunds_requested', 'refund_request.append_only',
+            'payment_receipt.receipts_made', 'payment_receipt.identity',
             'payment_receipt.transition', 'payment_receipt.kept', 'payment_break.kept', 'payment_break.identity',
-            'checkout_policy.made_journaled', 'checkout_policy.changed_journaled', 'checkout_policy.kept']) AS wanted (name)
-         WHERE NOT EXISTS (SELECT 1 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
-                            WHERE c.relname || '.' || t.tgname = wanted.name AND t.tgenabled IN ('O', 'A')))
-     + (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+            'checkout_policy.made_journaled', 'checkout_policy.changed_journaled', 'checkout_policy.kept',
+            'api_key.made_journaled', 'api_key.changed_journaled', 'api_key.identity', 'api_key.kept',
+            'settlement.source_identity', 'settlement.approval_identity', 'settlement.settlement_authorised',
+            'settlement.generation_authorised', 'settlement_state.release', 'authority_policy.made_journaled',
+            'authority_policy.changed_journaled', 'authority_policy.kept', 'authority_ceiling.made_journaled',
+            'authority_ceiling.changed_journaled', 'authority_ceiling.counted', 'authority_ceiling.kept',
+            'destination.made_journaled', 'destination.changed_journaled', 'destination.kept',
+            'order_hold.kept', 'order_hold.decided_once']) AS wanted (name)
+         UNION ALL
+        SELECT NOT c.relrowsecurity
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
-         WHERE c.relkind IN ('r', 'p') AND NOT c.relrowsecurity)
-     + (SELECT count(*) FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
+         WHERE c.relkind IN ('r', 'p')
+         UNION ALL
+        SELECT NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
+                            WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid)
+          FROM unnest(ARRAY['one_live_key', 'settlement_tenant_id_id_key', 'settlement_tenant_id_key_key',
             'webhook_guard_pkey', 'one_live_charge', 'one_live_refund', 'charge_attempt', 'one_receipt', 'one_payer',
-            'refund_generation', 'webhook_poison_topic_partition_first_offset_digest_key'])
+            'refund_generation', 'payment_key_pkey', 'refund_request_pkey',
+            'restocked_once', 'one_live_part', 'webhook_poison_topic_partition_first_offset_digest_key'])
             AS wanted (name)
-         WHERE NOT EXISTS (SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+         UNION ALL
+        SELECT NOT EXISTS (SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
                              JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
-                            WHERE c.relname = wanted.name AND i.indisunique AND i.indisvalid))
-     + (SELECT count(*) FROM unnest(ARRAY['sku.never_oversold', 'sku.sku_reserved_check', 'sku.sku_sold_check',
-            'sku.sku_backordered_check', 'orders.backordered_is_paid']) AS wanted (name)
-         WHERE NOT EXISTS (SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
-                             JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'tally'
-                            WHERE c.relname || '.' || k.conname = wanted.name AND k.convalidated)) AS broken,
-       94 AS checked;
+                            WHERE c.relname || '.' || k.conname = wanted.name AND k.convalidated)
+          FROM unnest(ARRAY['sku.never_oversold', 'sku.sku_reserved_check', 'sku.sku_sold_check',
+            'sku.sku_backordered_check', 'orders.backordered_is_paid',
+            'payment_receipt.refunds_within_payment']) AS wanted (name))
+SELECT count(*) FILTER (WHERE missing) AS broken, count(*) AS checked FROM guard;
 
 -- name: journal
 -- Every operation is in the journal once, under the digest that its stored bytes give; so is every other step under
@@ -161,10 +185,12 @@ WITH expected AS (
                || int4send(octet_length(t.name)) || convert_to(t.name, 'UTF8')
                || int4send(9) || 'operation'::bytea
                || int4send(octet_length(o.request)) || o.request
-               || int4send(octet_length(o.body)) || o.body) AS digest
+               || int4send(octet_length(o.body)) || o.body) AS digest,
+           coalesce(convert_from(o.body, 'UTF8')::jsonb ->> 'author', 'unknown/earlier release') AS author
       FROM tally.operation o LEFT JOIN tally.tenant t USING (tenant_id)
 ), written AS (
-    SELECT tenant_id, operation_id, digest FROM tally.journal WHERE operation_id IS NOT NULL
+    -- Under the author that the answer names, which the digest covers.
+    SELECT tenant_id, operation_id, digest, author FROM tally.journal WHERE operation_id IS NOT NULL
 )
 SELECT (SELECT count(*) FROM (SELECT * FROM expected EXCEPT ALL SELECT * FROM written) AS missing)
      + (SELECT count(*) FROM (SELECT * FROM written EXCEPT ALL SELECT * FROM expected) AS unexplained)
@@ -203,8 +229,7 @@ WITH ordered AS (
 )
 SELECT (SELECT count(*) FROM tally.intent i
          WHERE i.attempts <> (SELECT count(*) FROM tally.attempt a
-                               WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider)
-            OR i.attempts = 0)
+                               WHERE a.tenant_id = i.tenant_id AND a.key = i.key AND a.provider = i.provider))
      + (SELECT count(*) FROM ordered o LEFT JOIN tally.intent i USING (tenant_id, key, provider)
          WHERE i.first_sent_at IS NULL OR o.sent_at < i.first_sent_at OR o.number <> o.number_before + 1
             OR o.done_before <= o.sent_at
@@ -236,7 +261,7 @@ WITH row AS (
       LEFT JOIN tally.settlement_state st ON st.tenant_id = s.tenant_id AND st.number = s.number
 ), place AS (
     SELECT tenant_id, 'settlement:payable:' || currency || ':' || squad_id AS account,
-           CASE WHEN status IN ('pending', 'failed') THEN net_micros ELSE net_micros - amount_micros END AS micros
+           CASE WHEN status IN ('held', 'pending', 'failed') THEN net_micros ELSE net_micros - amount_micros END AS micros
       FROM row
      UNION ALL
     SELECT tenant_id, CASE WHEN status = 'transferred' THEN 'settlement:paid_out:' ELSE 'settlement:in_transit:' END
@@ -270,7 +295,13 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
      + (SELECT count(*) FROM (SELECT 1 FROM row WHERE status = 'transferred'
                                GROUP BY provider, transfer_id HAVING count(*) > 1) AS twice)
      + (SELECT count(*) FROM tally.intent i JOIN tally.settlement s ON s.tenant_id = i.tenant_id AND s.id = i.subject
-         WHERE NOT i.ended AND i.key <> s.key) AS broken,
+         WHERE NOT i.ended AND i.key <> s.key)
+     -- What needed a second person has one's leave, or was never sent.
+     + (SELECT count(*) FROM row r
+         WHERE r.needs_approval
+           AND EXISTS (SELECT 1 FROM tally.intent i WHERE i.tenant_id = r.tenant_id AND i.subject = r.id)
+           AND NOT EXISTS (SELECT 1 FROM tally.approval p
+                            WHERE p.tenant_id = r.tenant_id AND p.subject = r.id AND p.decision = 'approved')) AS broken,
        (SELECT count(*) FROM tally.settlement) AS checked;
 
 -- name: orders
@@ -278,9 +309,11 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
 -- key, and no such key is without its order; every step is journaled once, as it was taken.
 WITH held AS (
     SELECT tenant_id, sku, coalesce(sum(quantity) FILTER (WHERE status = 'PENDING'), 0) AS reserved,
-           coalesce(sum(quantity) FILTER (WHERE status = 'PAID' AND NOT is_backordered), 0) AS sold,
+           coalesce(sum(quantity) FILTER (WHERE status = 'PAID' AND NOT is_backordered
+               AND NOT EXISTS (SELECT 1 FROM tally.refund_request q
+                                WHERE q.order_id = o.id AND q.tenant_id = o.tenant_id AND q.restock)), 0) AS sold,
            coalesce(sum(quantity) FILTER (WHERE is_backordered), 0) AS backordered
-      FROM tally.orders GROUP BY tenant_id, sku
+      FROM tally.orders o GROUP BY tenant_id, sku
 ), asked AS (
     SELECT o.tenant_id, o.id, o.request, o.at FROM tally.operation o
      WHERE convert_from(o.body, 'UTF8')::jsonb ->> 'kind' = 'order.reserved'
@@ -325,14 +358,17 @@ SELECT (SELECT count(*) FROM tally.sku s FULL JOIN held h USING (tenant_id, sku)
        (SELECT count(*) FROM tally.orders) AS checked;
 
 -- name: webhooks
--- Guard, event and body are one for one; a body may be missing only where its whole day was detached, and the reader's
--- role, which tenants read as, sees none of it.
+-- Guard, event and body are one for one; a body may be missing only where its whole day was detached, an event only where its
+-- verdict is kept instead; and the reader's role, which tenants read as, sees none of it.
 WITH detached AS (
     SELECT day FROM tally.webhook_body_detached
 )
 SELECT (SELECT count(*) FROM tally.webhook_guard g FULL JOIN tally.webhook_events e
             ON e.number = g.number AND e.provider = g.provider AND e.event_id = g.dedup_key
-         WHERE g.number IS NULL OR e.number IS NULL)
+          FULL JOIN tally.webhook_verdict v ON v.number = g.number
+         WHERE g.number IS NULL OR (e.number IS NULL) = (v.number IS NULL))
+     + (SELECT count(*) FROM tally.webhook_verdict v
+         WHERE NOT EXISTS (SELECT 1 FROM detached d WHERE d.day = (v.received_at AT TIME ZONE 'UTC')::date))
      + (SELECT count(*) FROM tally.webhook_events e
           LEFT JOIN tally.webhook_body b ON b.received_at = e.received_at AND b.number = e.number
          WHERE b.number IS NULL
@@ -340,15 +376,16 @@ SELECT (SELECT count(*) FROM tally.webhook_guard g FULL JOIN tally.webhook_event
      + (SELECT count(*) FROM tally.webhook_body b
          WHERE NOT EXISTS (SELECT 1 FROM tally.webhook_events e
                             WHERE e.number = b.number AND e.received_at = b.received_at))
-     + (SELECT count(*) FROM unnest(ARRAY['webhook_guard', 'webhook_events', 'webhook_body', 'webhook_body_default',
+     + (SELECT count(*) FROM unnest(ARRAY['webhook_guard', 'webhook_events', 'webhook_verdict', 'webhook_body', 'webhook_body_default',
                                           'webhook_cursor', 'webhook_offset', 'webhook_poison']) AS hidden (name)
          WHERE has_table_privilege('tallystick_reader', 'tally.' || name, 'SELECT')) AS broken,
-       (SELECT count(*) FROM tally.webhook_events) AS checked;
+       (SELECT count(*) FROM tally.webhook_guard) AS checked;
 
 -- name: payments
 -- Every row of the log has its order, its own key and, once it was to be sent, its intent with that very amount; an order
 -- has one live charge and a payment one live refund; attempts follow failures; what is completed was answered or found,
--- and belongs to one charge; every step is journaled once, as it was taken; and no intent charges what the log has not.
+-- and belongs to one charge; a caller's key is that of a charge; every step is journaled once, as it was taken; and no
+-- intent charges what the log has not.
 WITH row AS (
     SELECT l.*, t.name AS tenant, o.reservation_token, o.amount_micros AS order_micros, o.currency AS order_currency
       FROM tally.payment_idempotency_log l
@@ -386,7 +423,7 @@ SELECT (SELECT count(*) FROM row r JOIN tally.payment_idempotency_log l USING (t
      + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'CHARGE' AND status <> 'FAILED'
                                GROUP BY tenant_id, order_id HAVING count(*) > 1) AS twice)
      + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'REFUND' AND status <> 'FAILED'
-                               GROUP BY tenant_id, provider, payment_intent_id HAVING count(*) > 1) AS twice)
+                               GROUP BY tenant_id, provider, payment_intent_id, part HAVING count(*) > 1) AS twice)
      + (SELECT count(*) FROM (SELECT 1 FROM row WHERE operation_type = 'CHARGE' AND payment_intent_id IS NOT NULL
                                GROUP BY tenant_id, provider, payment_intent_id HAVING count(*) > 1) AS twice)
      + (SELECT count(*) FROM row r
@@ -394,6 +431,10 @@ SELECT (SELECT count(*) FROM row r JOIN tally.payment_idempotency_log l USING (t
            AND NOT EXISTS (SELECT 1 FROM tally.payment_idempotency_log b
                             WHERE b.operation_type = 'CHARGE' AND b.order_id = r.order_id AND b.tenant_id = r.tenant_id
                               AND b.attempt = r.attempt - 1 AND b.status = 'FAILED'))
+     + (SELECT count(*) FROM tally.payment_key k
+         WHERE NOT EXISTS (SELECT 1 FROM tally.payment_idempotency_log l
+                            WHERE l.operation_type = 'CHARGE' AND l.order_id = k.order_id AND l.tenant_id = k.tenant_id
+                              AND l.attempt = k.attempt AND (k.told IS NULL OR l.payment_intent_id IS NOT NULL)))
      -- A charge that is called failed, and that the provider once called done, must have been seen to fail since.
      + (SELECT count(*) FROM row r
          WHERE r.operation_type = 'CHARGE' AND r.status = 'FAILED' AND r.reason <> 'failed_at_the_provider'
@@ -424,13 +465,17 @@ WITH receipt AS (
       FROM tally.payment_receipt r LEFT JOIN tally.orders o ON o.tenant_id = r.tenant_id AND o.id = r.order_id
 ), refund AS (
     SELECT * FROM tally.payment_idempotency_log WHERE operation_type = 'REFUND'
+), part AS (
+    SELECT * FROM refund WHERE part IS NOT NULL
 ), newest AS (
-    SELECT DISTINCT ON (tenant_id, provider, payment_intent_id) * FROM refund
+    SELECT DISTINCT ON (tenant_id, provider, payment_intent_id) * FROM refund WHERE part IS NULL
      ORDER BY tenant_id, provider, payment_intent_id, attempt DESC
 ), place AS (
     SELECT tenant_id, 'checkout:taken:' || currency || ':' || provider AS account, -amount_micros AS micros FROM receipt
      UNION ALL
     SELECT tenant_id, 'checkout:owed:' || currency, amount_micros FROM receipt WHERE fate IN ('REFUND', 'REVIEW')
+     UNION ALL
+    SELECT tenant_id, 'checkout:owed:' || currency, amount_micros FROM part WHERE status <> 'FAILED'
      UNION ALL
     SELECT tenant_id, 'checkout:taken:' || currency || ':' || provider, amount_micros FROM refund
      WHERE status = 'COMPLETED'
@@ -459,6 +504,16 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
             OR (n.status = 'FAILED' AND NOT EXISTS (SELECT 1 FROM tally.payment_break b
                                                      WHERE b.kind = 'refund_failed'
                                                        AND b.object_id = encode(n.idempotency_key, 'hex'))))
+     -- What was asked for, and is not known to have failed, is counted, and is no more than was taken; and each is a refund.
+     + (SELECT count(*) FROM receipt r
+          LEFT JOIN (SELECT tenant_id, provider, payment_intent_id, sum(amount_micros) AS micros FROM part
+                      WHERE status <> 'FAILED' GROUP BY tenant_id, provider, payment_intent_id) AS p
+                 USING (tenant_id, provider, payment_intent_id)
+         WHERE r.refunding_micros <> coalesce(p.micros, 0) OR r.refunding_micros > r.amount_micros
+            OR (p.micros IS NOT NULL AND r.fate <> 'PAID'))
+     + (SELECT count(*) FROM tally.refund_request q FULL JOIN part p USING (tenant_id, order_id, part)
+         WHERE (q.amount_micros, q.currency, q.payment_intent_id, q.provider)
+               IS DISTINCT FROM (p.amount_micros, p.currency, p.payment_intent_id, p.provider))
      + (SELECT count(*) FROM tally.webhook_events e
           JOIN tally.payment_idempotency_log l ON l.payment_intent_id = e.provider_id AND l.provider = e.provider
                                               AND l.operation_type = 'CHARGE'
@@ -472,3 +527,7 @@ SELECT (SELECT count(*) FROM expected e FULL JOIN booked b USING (tenant_id, acc
                             WHERE r.event_number = e.number AND f.status IN ('COMPLETED', 'FAILED')
                               AND f.refund_id IS NOT NULL)) AS broken,
        (SELECT count(*) FROM tally.payment_receipt) AS checked;
+
+-- name: unbounded_clearing
+SELECT t.name, a.id FROM tally.account a JOIN tally.tenant t USING (tenant_id)
+ WHERE a.id LIKE 'settlement:clearing:%' AND a.floor_micros IS NULL ORDER BY t.name, a.id LIMIT $1;

@@ -278,7 +278,10 @@ async def backfill(database: Database, told: Told, *, to: str, version: int) -> 
 
 
 async def keep_days(database: Database, *, ahead: int, detach_after: int | None) -> tuple[int, list[str]]:
-    """Make the partitions of the days to come, and detach those older than so many days; None: none."""
+    """Make the partitions of the days to come, and detach those older than so many days; None: none.
+
+    A tenant whose policy keeps bodies for longer keeps everybody's.
+    """
     async with database.stepping() as connection:
         made: int = await connection.fetchval(_SQL["ahead"], ahead)
     gone: list[str] = []

@@ -103,7 +103,11 @@ WITH RECURSIVE known AS (
 )
 SELECT e.number, e.status
   FROM meant
- CROSS JOIN LATERAL (SELECT * FROM tally.webhook_events e WHERE e.number = meant.number OFFSET 0) AS e;
+ CROSS JOIN LATERAL (SELECT e.number, e.status FROM tally.webhook_events e WHERE e.number = meant.number
+                      UNION ALL
+                     -- What it told was let go; what became of it was not.
+                     SELECT v.number, v.status FROM tally.webhook_verdict v WHERE v.number = meant.number
+                     OFFSET 0) AS e;
 
 -- name: retry
 -- Only dead letters: what is processed stays so, and the rest is tried anyway.
@@ -133,7 +137,13 @@ SELECT clock_timestamp();
 SELECT tally.webhook_body_ahead($1);
 
 -- name: detach
-SELECT tally.webhook_body_detach($1);
+-- Bodies are nobody's alone: they go when every tenant lets them go. $1 is for those without a policy; one whose policy says
+-- nothing of bodies keeps them.
+SELECT tally.webhook_body_detach(wished.days)
+  FROM (SELECT CASE WHEN bool_or(p.tenant_id IS NOT NULL AND p.webhook_days IS NULL) THEN NULL
+                    ELSE coalesce(max(coalesce(p.webhook_days, $1::integer)), $1::integer) END AS days
+          FROM tally.tenant t LEFT JOIN tally.retention_policy p ON p.tenant_id = t.tenant_id) AS wished
+ WHERE wished.days IS NOT NULL;
 
 -- name: notify
 SELECT pg_notify('tally_webhook', '');

@@ -83,6 +83,7 @@ class Accounts:
             currency=asked.currency,
             floor_micros=asked.floor_micros,
             limits=asked.limits,
+            may_bound=call.access.role == "admin",
         )
         if isinstance(done, Rejected):
             return done

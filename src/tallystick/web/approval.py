@@ -6,6 +6,7 @@ import msgspec
 
 from tallystick.app import Service
 from tallystick.core.outcome import Rejected
+from tallystick.flows.settlement_review import decision_fault
 from tallystick.store import settlement_review
 from tallystick.store.settlement_review import ApprovalView
 from tallystick.web.call import Call, Reply, json_reply
@@ -32,8 +33,9 @@ class Approvals:
     """The endpoints of approvals."""
 
     def __init__(self, service: Service) -> None:
-        """Whoever decides is known by his key's prefix, and must be another one than asked."""
+        """Whoever decides is known by the name his key was made for, and must be another one than asked."""
         self._reviews = service.reviews
+        self._refunds = service.refunds
         self._database = service.database
         self._decode = msgspec.json.Decoder(DecisionRequest).decode
 
@@ -62,13 +64,22 @@ class Approvals:
         if isinstance(keyed, Rejected):
             return keyed
         asked, key = keyed
+        tenant, by = call.access.tenant, call.access.author
+        refusal = decision_fault(call.path("id"), asked.reason, key)
+        if refusal is not None:
+            return refusal
+        found = await settlement_review.read_approval(self._database, tenant, call.path("id"))
+        if isinstance(found, Rejected):
+            return found
+        if found.order is not None:
+            is_approved = asked.decision == "approve"
+            return reviewed(
+                await self._refunds.approve(
+                    tenant, found, is_approved=is_approved, reason=asked.reason, by=by, idempotency_key=key
+                )
+            )
         return reviewed(
             await self._reviews.decide(
-                call.access.tenant,
-                call.path("id"),
-                decision=asked.decision,
-                reason=asked.reason,
-                by=call.access.prefix,
-                idempotency_key=key,
+                tenant, found.id, decision=asked.decision, reason=asked.reason, by=by, idempotency_key=key
             )
         )

@@ -11,6 +11,8 @@ from tallystick.settings import LIMITS
 from tallystick.store.tenant import Access
 from tallystick.web.problem import Problem
 from tallystick.web.protocol import Header, sent_whole
+from tallystick.web.room import Room
+from tallystick.web.tenant_rate import TenantRate
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -28,13 +30,18 @@ _encode = msgspec.json.Encoder().encode
 class Call:
     """One request. `access` is set by the time an endpoint that needs a key sees it."""
 
-    __slots__ = ("access", "receive", "scope")
+    __slots__ = ("_held", "_rate", "_room", "access", "receive", "scope")
 
-    def __init__(self, scope: Scope, receive: Receive, access: Access) -> None:
-        """Reads nothing yet."""
+    def __init__(
+        self, scope: Scope, receive: Receive, access: Access, room: Room | None = None, rate: TenantRate | None = None
+    ) -> None:
+        """Reads nothing yet. `room` is for what comes in more than one piece, until `end`; `rate` for `count_as`."""
         self.scope = scope
         self.receive = receive
         self.access = access
+        self._room = Room() if room is None else room
+        self._rate = rate
+        self._held = 0
 
     def path(self, name: str) -> str:
         """The part of the path that the route calls by this name."""
@@ -71,7 +78,12 @@ class Call:
         return tell is not None
 
     async def body(self) -> bytes | Rejected:
-        """The whole body, declared as JSON. What is too large is refused as soon as that is known."""
+        """The whole body, declared as JSON.
+
+        What is too large is refused as soon as that is known; what is large waits for its turn (`Room.turn`).
+
+        Raises ShareUsed or Busy when too many bodies are held already.
+        """
         if not _declares_json(self.headers(b"content-type")):
             return Rejected(
                 "content_type_unsupported",
@@ -87,13 +99,33 @@ class Call:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 return Rejected("body_incomplete", "The connection closed within the body.", "Send it again.")
-            chunk = message.get("body", b"")
+            chunk: bytes = message.get("body", b"")
             size += len(chunk)
             if size > LIMITS.body_bytes:
                 return _too_large()
             chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            is_whole = not message.get("more_body", False)
+            if is_whole and len(chunks) == 1 and size < LIMITS.turn_bytes:
+                return chunk
+            self._hold(size)
+            if is_whole:
+                await self._room.turn(self.access.tenant.number, size)
+                return b"".join(chunks)
+
+    def count_as(self, count: int) -> None:
+        """It asks for so many things at once. Raises RateExceeded: none of them may be done now."""
+        if self._rate is not None:
+            self._rate.count_as(self.access.tenant, count)
+
+    def _hold(self, size: int) -> None:
+        self._room.take(self.access.tenant.number, size - self._held)
+        self._held = size
+
+    def end(self) -> None:
+        """It is answered: give back what was held for it."""
+        if self._held:
+            self._room.give(self.access.tenant.number, self._held)
+            self._held = 0
 
 
 def _declares_json(values: list[bytes]) -> bool:
@@ -120,6 +152,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     media_type: bytes = JSON
     headers: tuple[Header, ...] = ()
+    # A refusal for which nobody had to show a key: he waits for it (`refusals`).
+    is_of_stranger: bool = False
 
     async def send(self, send: Send) -> None:
         """Write it out."""

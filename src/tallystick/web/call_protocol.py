@@ -18,6 +18,8 @@ import structlog
 from tallystick.web import head
 from tallystick.web.call import WHEN_GONE, Scope
 from tallystick.web.directory import Directory
+from tallystick.web.protocol import MOST_TARGET_BYTES
+from tallystick.web.refusals import STRANGER
 from tallystick.web.resource import Resource
 from tallystick.web.webhook_protocol import WebhookProtocol
 
@@ -96,7 +98,9 @@ class CallProtocol(WebhookProtocol):
         lines = data[:end].split(b"\r\n")
         asked = _REQUEST.fullmatch(lines[0])
         found = None if asked is None else directory.find(asked[2].decode("ascii"))
-        if asked is None or found is None:
+        if asked is None or found is None or len(lines) > self._crowd.limits.head_fields:
+            return False
+        if len(lines[0]) > MOST_TARGET_BYTES:
             return False
         resource, parameters = found
         headers: list[head.Field] = []
@@ -110,9 +114,13 @@ class CallProtocol(WebhookProtocol):
             "path_params": parameters,
             "query_string": asked[3] or b"",
             "headers": headers,
+            "client": self.client,
             WHEN_GONE: calling.when_gone,
+            STRANGER: self,
         }
+        self.came = len(data)
         self.cycle = calling  # type: ignore[assignment]
+        self.deadline = self._unread_until
         task = self.loop.create_task(self._serve(calling, resource, scope))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)

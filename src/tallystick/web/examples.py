@@ -51,6 +51,7 @@ TRANSACTION: Final[dict[str, Any]] = {
         },
     ],
     "memo": "invoice 17",
+    "author": "billing/tsk_AbCd1234",
 }
 
 PROBLEM: Final[dict[str, Any]] = {
@@ -198,7 +199,7 @@ SETTLEMENT_DETAIL: Final[dict[str, Any]] = {
         {
             "at": "2026-02-03T09:30:00.000000Z",
             "what": "disputed",
-            "by": "tsk_AbCdEfGh",
+            "by": "anna/tsk_AbCdEfGh",
             "body": {
                 "subject": SETTLEMENT["id"],
                 "action": "dispute",
@@ -267,16 +268,28 @@ RESOLUTIONS: Final[dict[str, dict[str, Any]]] = {
 APPROVAL: Final[dict[str, Any]] = {
     "id": "ap_0123456789abcdef0123456789abcdef",
     "settlement": SETTLEMENT["id"],
+    "order": None,
     "action": "new_generation",
     "generation": 1,
     "reason": "The squad has opened a new account.",
     "evidence": "Ticket 4711: confirmed by telephone.",
-    "asked_by": "tsk_AbCdEfGh",
+    "asked_by": "anna/tsk_AbCdEfGh",
     "asked_at": "2026-02-04T10:00:00.000000Z",
     "decision": None,
     "decided_by": None,
     "decided_at": None,
     "decided_why": None,
+}
+
+REFUND_APPROVAL: Final[dict[str, Any]] = {
+    **APPROVAL,
+    "settlement": None,
+    "order": "or_00112233445566778899aabbccddeeff",
+    "action": "refund_keep",
+    "generation": 0,
+    "reason": "pi_1 of or_00112233445566778899aabbccddeeff stays with the tenant.",
+    "evidence": '{"order":"or_00112233445566778899aabbccddeeff","payment_intent_id":"pi_1","refund_id":null,'
+    '"provider_says":"the payment is succeeded (moved)","part":null,"evidence":null}',
 }
 
 OPEN_APPROVALS: Final[dict[str, Any]] = {"approvals": [APPROVAL], "more": False}
@@ -288,6 +301,45 @@ DECISIONS: Final[dict[str, dict[str, Any]]] = {
     "reject": {"decision": "reject", "reason": "The account is still closed."},
 }
 
+AUTHORITY_POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "ceilings, and a second person": {
+        "ceilings": [
+            {
+                "currency": "EUR",
+                "payout_micros": 5_000_000_000,
+                "day_micros": 50_000_000_000,
+                "second_person_micros": 1_000_000_000,
+            }
+        ]
+    },
+    "known destinations, after a day": {"known_destinations": True, "waiting_seconds": 86_400},
+    "no bound": {},
+}
+
+AUTHORITY_POLICY: Final[dict[str, Any]] = {
+    "known_destinations": False,
+    "waiting_seconds": 0,
+    **AUTHORITY_POLICIES["ceilings, and a second person"],
+    "changed_by": "anna/tsk_AbCdEfGh",
+    "changed_at": "2026-01-30T09:00:00Z",
+}
+
+DESTINATIONS: Final[dict[str, dict[str, Any]]] = {
+    "make known": {"destination": "acct_good"},
+    "at a provider": {"destination": "acct_good", "provider": "simulator"},
+}
+
+DESTINATION: Final[dict[str, Any]] = {
+    "provider": "simulator",
+    "destination": "acct_good",
+    "added_by": "anna/tsk_AbCdEfGh",
+    "added_at": "2026-01-30T09:00:00Z",
+    "usable_at": "2026-01-31T09:00:00Z",
+    "withdrawn_at": None,
+}
+
+DESTINATION_PAGE: Final[dict[str, Any]] = {"destinations": [DESTINATION], "next": None}
+
 FEES: Final[dict[str, dict[str, Any]]] = {
     "5 %, at least 0.50": {"percent_ppm": 50_000, "minimum_micros": 500_000},
     "2.9 % and 0.30": {"percent_ppm": 29_000, "fixed_micros": 300_000},
@@ -298,7 +350,7 @@ FEE_POLICY: Final[dict[str, Any]] = {
     "percent_ppm": 50_000,
     "fixed_micros": 0,
     "minimum_micros": 500_000,
-    "changed_by": "tsk_AbCdEfGh",
+    "changed_by": "anna/tsk_AbCdEfGh",
     "changed_at": "2026-01-30T09:00:00Z",
 }
 
@@ -348,7 +400,7 @@ PAYMENTS: Final[dict[str, dict[str, Any]]] = {
 
 PAYMENT: Final[dict[str, Any]] = {
     "order_id": "or_00112233445566778899aabbccddeeff",
-    "status": "COMPLETED",
+    "status": "AWAITING_CUSTOMER",
     "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
     "client_secret": "pi_3Q9yZ2eZvKYlo2C0_secret_x",
     "attempts": 1,
@@ -364,7 +416,43 @@ PENDING_PAYMENT: Final[dict[str, Any]] = {
 
 ORDER_IN_PAYMENT: Final[dict[str, Any]] = {
     **ORDER,
-    "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
+    "payment": {
+        "status": "AWAITING_CUSTOMER",
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "attempts": 1,
+        "reason": None,
+    },
+}
+
+REFUNDS: Final[dict[str, dict[str, Any]]] = {
+    "a part": {"amount_micros": 5_000_000, "reason": "one lamp came broken"},
+    "all that is left, and sell it again": {"reason": "sent back unopened", "restock": True},
+}
+
+REFUND: Final[dict[str, Any]] = {
+    "order_id": "or_00112233445566778899aabbccddeeff",
+    "status": "COMPLETED",
+    "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+    "refund_id": "re_3Q9yZ2eZvKYlo2C1",
+    "amount_micros": 5_000_000,
+    "currency": "EUR",
+    "reason": "one lamp came broken",
+    "restock": False,
+    "created_at": "2026-02-02T09:15:00.000000Z",
+}
+
+PENDING_REFUND: Final[dict[str, Any]] = {**REFUND, "status": "PENDING", "refund_id": None}
+
+PAYMENT_RESOLUTIONS: Final[dict[str, dict[str, Any]]] = {
+    "it was never made": {
+        "outcome": "never_charged",
+        "evidence": "Dashboard, payments of 31 January by metadata: none with this key. Seen by K. on 2 February.",
+    },
+    "it was made": {
+        "outcome": "charged",
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "evidence": "Dashboard: pi_3Q9yZ2eZvKYlo2C0, 25.00 EUR, succeeded on 31 January.",
+    },
 }
 
 REFUND_DECISIONS: Final[dict[str, dict[str, Any]]] = {
@@ -375,10 +463,23 @@ REFUND_DECISIONS: Final[dict[str, dict[str, Any]]] = {
         "decision": "confirm",
         "refund_id": "re_3Q9yZ2eZvKYlo2C0",
     },
+    "a part went back already": {
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "part": "order-4711-broken-lamp",
+        "decision": "confirm",
+        "refund_id": "re_3Q9yZ2eZvKYlo2C1",
+    },
+    "a part did not go back": {
+        "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0",
+        "part": "order-4711-broken-lamp",
+        "decision": "failed",
+        "evidence": "Customer Area: the payment has no refund. Seen by K. on 2 February.",
+    },
 }
 
 REFUNDED_ORDER: Final[dict[str, Any]] = {
-    **ORDER_IN_PAYMENT,
+    **ORDER,
+    "payment": {"status": "COMPLETED", "payment_intent_id": "pi_3Q9yZ2eZvKYlo2C0", "attempts": 1, "reason": None},
     "status": "CANCELLED_BY_SWEEPER",
     "changed_at": "2026-01-31T12:10:31.000000Z",
     "refund": {
@@ -390,6 +491,8 @@ REFUNDED_ORDER: Final[dict[str, Any]] = {
         "reason": "late",
         "created_at": "2026-01-31T12:11:55.000000Z",
         "completed_at": "2026-01-31T12:11:56.000000Z",
+        "part": None,
+        "waits_for_person": None,
     },
 }
 
@@ -400,7 +503,7 @@ CHECKOUT_POLICIES: Final[dict[str, dict[str, Any]]] = {
 CHECKOUT_POLICY: Final[dict[str, Any]] = {
     "late": "backorder",
     "other_amount": "review",
-    "changed_by": "tsk_AbCdEfGh",
+    "changed_by": "anna/tsk_AbCdEfGh",
     "changed_at": "2026-01-30T09:00:00Z",
 }
 

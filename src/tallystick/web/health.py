@@ -11,7 +11,8 @@ from tallystick.app import Service, patience
 from tallystick.core.outcome import Rejected
 from tallystick.errors import Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store import intake, order, payment, payment_break, refund, settlement, webhook
+from tallystick.store import intake, order, payment, payment_break, refund, settlement, webhook, whereabouts
+from tallystick.store.database import plight
 from tallystick.web.call import Call, Reply, json_reply
 from tallystick.web.metrics import NO_FIGURES, Metrics, SettlementFigures
 from tallystick.web.order_metrics import NO_ORDERS, OrderFigures
@@ -60,6 +61,9 @@ class Vitals:
         self._payments = _of_payments(service)
         self._refunds = _of_refunds(service)
         self._log = _of_log(service)
+        self._told = b""
+        self._anew = float(LIMITS.metrics_burst)
+        self._told_at = 0.0
 
     async def live(self, call: Call) -> Reply | Rejected:
         """The event loop turns: that is all."""
@@ -77,10 +81,12 @@ class Vitals:
         return json_reply(503 if failed else 200, health)
 
     async def metrics(self, call: Call) -> Reply | Rejected:
-        """Counts for Prometheus."""
+        """Counts for Prometheus. Who asks far oftener than a scraper is told what was written last."""
         query = call.query()
         if isinstance(query, Rejected):
             return query
+        if not self._may_write():
+            return Reply(200, self._told, _EXPOSITION)
         self._metrics.settlements(await self._figures.read())
         orders = await self._orders.read()
         self._metrics.orders(msgspec.structs.replace(orders, sold_out=self._service.orders.sold_out))
@@ -89,7 +95,18 @@ class Vitals:
         self._metrics.payments(await self._payments.read())
         self._metrics.refunds(await self._refunds.read())
         self._metrics.log(await self._log.read())
-        return Reply(200, self._metrics.exposition(), _EXPOSITION)
+        self._told = self._metrics.exposition()
+        return Reply(200, self._told, _EXPOSITION)
+
+    def _may_write(self) -> bool:
+        """So often at once, and then so often a second. The first is always written: there is nothing else to tell."""
+        now = asyncio.get_running_loop().time()
+        grown = self._anew + (now - self._told_at) * LIMITS.metrics_per_second
+        self._anew, self._told_at = min(grown, float(LIMITS.metrics_burst)), now
+        if self._told and self._anew < 1:
+            return False
+        self._anew -= 1
+        return True
 
     async def _database_once(self) -> Check:
         # Anybody may ask: however many do, the database is asked by one at a time.
@@ -99,12 +116,12 @@ class Vitals:
 
     async def _database(self) -> Check:
         try:
-            async with asyncio.timeout(_CHECK_SECONDS), self._service.database.owning() as connection:
+            async with asyncio.timeout(_CHECK_SECONDS), self._service.database.aside("health") as connection:
                 await connection.execute("SELECT 1")
         except TimeoutError:
             return Check("database", ok=False, detail=f"did not answer within {_CHECK_SECONDS:g} s")
-        except Unreachable:
-            return Check("database", ok=False, detail="cannot be reached")
+        except Unreachable as error:
+            return Check("database", ok=False, detail=plight(error) or "cannot be reached")
         return Check("database", ok=True, detail="answers")
 
     async def _log_checks(self) -> tuple[Check, ...]:
@@ -161,7 +178,10 @@ def _of_settlements(service: Service) -> _Figures[SettlementFigures]:
 
     async def ask(last: SettlementFigures) -> SettlementFigures:
         counts, ages, waiting = await settlement.figures(service.database)
-        return msgspec.structs.replace(last, counts=counts, oldest_seconds=ages, waiting=waiting, is_current=True)
+        stopped = frozenset(await whereabouts.stopped(service.database))
+        return msgspec.structs.replace(
+            last, counts=counts, oldest_seconds=ages, waiting=waiting, stopped=stopped, is_current=True
+        )
 
     return _Figures(msgspec.structs.replace(NO_FIGURES, timeout_seconds=timeouts), ask, "settlement_figures_unread")
 

@@ -14,11 +14,15 @@ from tallystick.engine.engine import Engine
 from tallystick.flows.order_status import OrderStatuses
 from tallystick.flows.sending import Sender
 from tallystick.store.webhook import Figures as EventFigures
+from tallystick.web.crowd import Crowd
+from tallystick.web.crowd_metrics import CrowdCounts
 from tallystick.web.order_metrics import OrderCounts, OrderFigures
 from tallystick.web.order_status_metrics import OrderStatusCounts
 from tallystick.web.payment_metrics import PaymentCounts, PaymentFigures
 from tallystick.web.problem import PROBLEMS
 from tallystick.web.refund_metrics import SagaCounts, SagaFigures
+from tallystick.web.refusals import Refusals
+from tallystick.web.tenant_rate import TenantRate
 from tallystick.web.webhook_metrics import LogCounts, LogFigures
 
 _OUTCOMES = frozenset({"committed", "duplicate", *PROBLEMS})
@@ -30,7 +34,8 @@ class SettlementFigures(msgspec.Struct, frozen=True):
     """What the database has counted of settlements, over all processes and all days; None: never asked.
 
     `oldest_seconds` is the age of the oldest processing one by provider, `timeout_seconds` after which such a one is
-    taken over. `is_current` False: the database cannot be asked now, and these are of an earlier time.
+    taken over. `stopped` are providers that nothing is sent to, since they have shown that a life of this database was
+    lost. `is_current` False: the database cannot be asked now, and these are of an earlier time.
     """
 
     counts: Mapping[str, int] | None
@@ -38,6 +43,7 @@ class SettlementFigures(msgspec.Struct, frozen=True):
     timeout_seconds: Mapping[str, float]
     waiting: Mapping[str, int]
     is_current: bool
+    stopped: frozenset[str] = frozenset()
 
 
 NO_FIGURES: Final = SettlementFigures(None, {}, {}, {}, is_current=False)
@@ -60,11 +66,19 @@ class Metrics:
         sender: Sender,
         webhooks: "WebhookCounts | None" = None,
         statuses: OrderStatuses | None = None,
+        crowd: Crowd | None = None,
+        *,
+        rate: TenantRate | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """A registry of its own: two services in one process must not share counts."""
         self._registry = CollectorRegistry()
         if statuses is not None:
             self._registry.register(OrderStatusCounts(statuses))
+        if crowd is not None:
+            self._registry.register(CrowdCounts(crowd, Refusals() if refusals is None else refusals))
+        if rate is not None:
+            self._registry.register(_RateCounts(rate))
         if webhooks is not None:
             self._registry.register(_WebhookCounts(webhooks))
         self._events = _EventCounts()
@@ -152,6 +166,18 @@ class _EngineCounts(Collector):
         yield GaugeMetricFamily("tally_engine_waiting", "Operations in the queue.", value=group.waiting)
         yield CounterMetricFamily("tally_engine_batches", "Transactions that answered a batch.", value=group.batches)
         yield CounterMetricFamily("tally_engine_answered", "Operations answered by batches.", value=group.answered)
+
+
+class _RateCounts(Collector):
+    """Over all tenants: anybody may read it, and the log names them."""
+
+    def __init__(self, rate: TenantRate) -> None:
+        self._rate = rate
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "tally_rate_exceeded", "Calls refused because their tenant asked too often.", value=self._rate.refused
+        )
 
 
 class _ProviderCounts(Collector):
@@ -282,6 +308,14 @@ class _SettlementCounts(Collector):
             yield CounterMetricFamily(name, told, value=counts.get(counted, 0))
 
     def _gauges(self, figures: SettlementFigures) -> Iterator[Metric]:
+        stopped = GaugeMetricFamily(
+            "tally_provider_stopped",
+            "1 while its books show payments that this database lost: what no key protects waits for their reading.",
+            labels=["provider"],
+        )
+        for provider in sorted({*figures.timeout_seconds, *figures.stopped}):
+            stopped.add_metric([provider], float(provider in figures.stopped))
+        yield stopped
         oldest = GaugeMetricFamily(
             "tally_settlement_oldest_processing_seconds",
             "Age of the oldest processing settlement.",

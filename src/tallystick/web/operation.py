@@ -97,6 +97,7 @@ class Operations:
         submissions = self._read_batch(body)
         if isinstance(submissions, Rejected):
             return submissions
+        call.count_as(len(submissions))
         good = [submission for submission in submissions if not isinstance(submission, Rejected)]
         answers = iter(await self._service.engine.submit_many(call.access.tenant, good))
         outcomes = [

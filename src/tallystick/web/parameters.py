@@ -126,3 +126,9 @@ SKU: Final = Parameter(
     example=str(examples.ORDER["sku"]),
 )
 VERBOSE: Final = Parameter(name="verbose", place="query", description="Show every check.", schema={"type": "string"})
+RETRY_AFTER: Final = Parameter(
+    name="Retry-After",
+    place="header",
+    description="Seconds after which it is worth asking again.",
+    schema={"type": "string", "pattern": "^[1-9][0-9]*$"},
+)

@@ -1,14 +1,17 @@
-"""Paying orders over HTTP. The order is the identity: every repeat, under any key or none, is the same payment."""
+"""Paying orders over HTTP. The order is the identity, and a key has one answer: the provider's final one."""
+
+from typing import Annotated, Literal
 
 import msgspec
 
 from tallystick.app import Service
-from tallystick.core.keys import idempotency_key_fault
 from tallystick.core.outcome import Rejected
-from tallystick.core.payment import Paying, PaymentPending, Status
-from tallystick.web.call import Call, Reply, json_reply
-from tallystick.web.idempotency_key import REPLAYED, read_key
-from tallystick.web.reading import read
+from tallystick.core.payment import Paying, PaymentPending, PaymentRefused, PaymentStatus
+from tallystick.flows.payment_review import PaymentReviews
+from tallystick.web.call import Call, Reply, json_reply, problem_reply
+from tallystick.web.idempotency_key import REPLAYED, read_keyed
+from tallystick.web.problem import refused
+from tallystick.web.settlement import reviewed
 
 
 class PaymentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,11 +24,22 @@ class PaymentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     payment_method: str | None = None
 
 
+class ResolvePaymentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person has seen at the provider of a charge that nobody answered for.
+
+    `charged` needs the provider's id of the payment; `evidence` is what shows it, for whoever reads it in a year.
+    """
+
+    outcome: Literal["never_charged", "charged"]
+    evidence: str
+    payment_intent_id: Annotated[str, msgspec.Meta(pattern="^[!-~]*$", max_length=200)] | None = None
+
+
 class PaymentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A payment. COMPLETED: the provider has it; the customer finishes it with `client_secret` where there is one."""
+    """A payment. AWAITING_CUSTOMER: he finishes it with `client_secret`. COMPLETED: the provider has all it needs."""
 
     order_id: str
-    status: Status
+    status: PaymentStatus
     payment_intent_id: str | None
     client_secret: str | None
     attempts: int
@@ -39,29 +53,50 @@ class Payments:
         """Charges go through the service's own flow."""
         self._payments = service.payments
         self._decode = msgspec.json.Decoder(PaymentRequest).decode
+        self._decode_resolve = msgspec.json.Decoder(ResolvePaymentRequest).decode
+        self._reviews = PaymentReviews(service.database, service.providers, changed=service.announcer.changed)
+
+    async def resolve(self, call: Call) -> Reply | Rejected:
+        """Close a charge that nobody answered for."""
+        keyed = await read_keyed(call, self._decode_resolve)
+        if isinstance(keyed, Rejected):
+            return keyed
+        asked, key = keyed
+        return reviewed(
+            await self._reviews.resolve(
+                call.access.tenant,
+                call.path("id"),
+                outcome=asked.outcome,
+                evidence=asked.evidence,
+                payment_intent_id=asked.payment_intent_id,
+                by=call.access.author,
+                idempotency_key=key,
+            )
+        )
 
     async def pay(self, call: Call) -> Reply | Rejected:
         """Charge an order, once."""
-        refusal = _key_refusal(call)
-        if refusal is not None:
-            return refusal
-        body = await call.body()
-        if isinstance(body, Rejected):
-            return body
-        asked = read(self._decode, body)
-        if isinstance(asked, Rejected):
-            return asked
+        keyed = await read_keyed(call, self._decode)
+        if isinstance(keyed, Rejected):
+            return keyed
+        asked, key = keyed
         paid = await self._payments.pay(
-            call.access.tenant, call.path("id"), asked.reservation_token, payment_method=asked.payment_method
+            call.access.tenant,
+            call.path("id"),
+            asked.reservation_token,
+            idempotency_key=key,
+            payment_method=asked.payment_method,
         )
         match paid:
+            case PaymentRefused():
+                return problem_reply(refused(paid), *(REPLAYED if paid.is_replayed else ()))
             case Rejected():
                 return paid
             case Paying():
                 # Written out here and nowhere else: it opens the payment for the customer.
                 secret = None if paid.client_secret is None else paid.client_secret.reveal()
                 reply = json_reply(201, _answer(paid, secret))
-                return msgspec.structs.replace(reply, headers=REPLAYED) if paid.is_repeat else reply
+                return msgspec.structs.replace(reply, headers=REPLAYED) if paid.is_replayed else reply
             case PaymentPending():
                 reply = json_reply(202, _answer(paid, None))
                 return msgspec.structs.replace(reply, headers=((b"retry-after", b"%d" % paid.retry_after_seconds),))
@@ -76,15 +111,3 @@ def _answer(paid: Paying | PaymentPending, client_secret: str | None) -> Payment
         attempts=paid.payment.attempts,
         reason=paid.payment.reason,
     )
-
-
-def _key_refusal(call: Call) -> Rejected | None:
-    """A key is not needed. One that is sent must be one: whoever sends it relies on it."""
-    values = call.headers(b"idempotency-key")
-    if not values:
-        return None
-    key = read_key(values)
-    if isinstance(key, Rejected):
-        return key
-    fault = idempotency_key_fault(key)
-    return None if fault is None else Rejected(fault, "The Idempotency-Key cannot be used.", "Send another, or none.")

@@ -1,25 +1,11 @@
 """The part of the route table that is about payments."""
 
-from dataclasses import replace
-from typing import Final
-
+from tallystick.store.order import OrderView
 from tallystick.web import examples
 from tallystick.web.access import Need
-from tallystick.web.parameters import IDEMPOTENCY_KEY, ORDER_ID, REPLAYED
-from tallystick.web.payment import PaymentAnswer, PaymentRequest, Payments
-from tallystick.web.route import Answer, Parameter, Route
-
-_OPTIONAL_KEY: Final = replace(
-    IDEMPOTENCY_KEY,
-    required=False,
-    description="Not needed: the order is the identity. One that is sent must be 1 to 255 visible ASCII characters.",
-)
-_RETRY_AFTER: Final = Parameter(
-    name="Retry-After",
-    place="header",
-    description="Seconds after which it is worth asking again.",
-    schema={"type": "string", "pattern": "^[1-9][0-9]*$"},
-)
+from tallystick.web.parameters import IDEMPOTENCY_KEY, ORDER_ID, REPLAYED, RETRY_AFTER
+from tallystick.web.payment import PaymentAnswer, PaymentRequest, Payments, ResolvePaymentRequest
+from tallystick.web.route import Answer, Route
 
 
 def payment_routes(payments: Payments) -> tuple[Route, ...]:
@@ -34,13 +20,18 @@ def payment_routes(payments: Payments) -> tuple[Route, ...]:
             summary="Charge an order, exactly once",
             description=(
                 "Asks the provider for the whole amount of the order. However often it is called, from however many "
-                "places, there is one charge, and every repeat has the same answer: `client_secret` is fetched from "
-                "the provider each time and stored nowhere. While the provider is silent the answer is 202 and "
-                "`PENDING`: nobody knows yet, and calling again asks. After `payment_refused` the next call is a new "
-                "attempt. The order is `PAID` when the provider says that its money has come."
+                "places, there is one charge. The key is bound to the order, the body and the attempt: a repeat has "
+                "the same answer to the byte, `payment_refused` too, and only `client_secret` is fetched from the "
+                "provider each time and stored nowhere (null where the provider shows it once, or is away: repeat the "
+                "call to have it). With another body or order it is `key_reused`. A new key returns the payment as it "
+                "stands, joins an attempt that nobody has an answer to, and after `payment_refused` begins a new one. "
+                "Refusals before anything was asked of "
+                "the provider leave the key unused. While the provider is silent the answer is 202 and `PENDING`: "
+                "nobody knows yet, nothing is recorded, and calling again asks. `AWAITING_CUSTOMER`: the customer "
+                "finishes it with `client_secret`. The order is `PAID` when the provider says that its money has come."
             ),
             need=Need.WRITE,
-            parameters=(ORDER_ID, _OPTIONAL_KEY),
+            parameters=(ORDER_ID, IDEMPOTENCY_KEY),
             body=PaymentRequest,
             body_examples=examples.PAYMENTS,
             answers={
@@ -54,13 +45,14 @@ def payment_routes(payments: Payments) -> tuple[Route, ...]:
                     description="Nobody knows yet. Send it again after the seconds in Retry-After, or read the order.",
                     types=(PaymentAnswer,),
                     example=examples.PENDING_PAYMENT,
-                    headers=(_RETRY_AFTER,),
+                    headers=(RETRY_AFTER,),
                 ),
             },
             own_problems=(
                 "idempotency_key_missing",
                 "idempotency_key_invalid",
                 "idempotency_key_too_long",
+                "key_reused",
                 "order_unknown",
                 "reservation_token_wrong",
                 "order_cancelled",
@@ -72,6 +64,50 @@ def payment_routes(payments: Payments) -> tuple[Route, ...]:
                 "provider_not_configured",
                 "database_restored",
                 "busy",
+                "in_flight",
+                "outcome_unknown",
+            ),
+        ),
+        Route(
+            method="POST",
+            path="/v1/orders/{id}/payment/resolve",
+            endpoint=payments.resolve,
+            name="resolve_payment",
+            group="Orders",
+            summary="Close a charge that nobody answered for",
+            description=(
+                "For a charge that stays `PENDING`: its request or its answer was lost. `never_charged`: you have seen "
+                "at the provider that it was never made; it is `FAILED`, and whatever turns up all the same is given "
+                "back. `charged`: it was made, as `payment_intent_id`; where the provider can be asked it is, and "
+                "believed only if that payment is this charge. The order is then `PAID`, or the money given back if "
+                "the order has ended. Journaled with whoever decides."
+            ),
+            need=Need.WRITE,
+            parameters=(ORDER_ID, IDEMPOTENCY_KEY),
+            body=ResolvePaymentRequest,
+            body_examples=examples.PAYMENT_RESOLUTIONS,
+            answers={
+                200: Answer(
+                    description="The order, with its payment.",
+                    types=(OrderView,),
+                    example=examples.REFUNDED_ORDER,
+                    headers=(REPLAYED,),
+                )
+            },
+            own_problems=(
+                "idempotency_key_missing",
+                "idempotency_key_invalid",
+                "idempotency_key_too_long",
+                "key_reused",
+                "order_unknown",
+                "payment_unknown",
+                "payment_decided",
+                "payment_in_flight",
+                "payment_not_confirmed",
+                "payment_intent_id_missing",
+                "payment_intent_id_unwanted",
+                "evidence_missing",
+                "evidence_invalid",
                 "in_flight",
                 "outcome_unknown",
             ),

@@ -11,8 +11,18 @@ from typing import Final
 import msgspec
 
 from tallystick.core.outcome import Rejected
-from tallystick.errors import Busy, Faulted, InFlight, OutcomeUnknown, Unreachable
+from tallystick.errors import (
+    Busy,
+    Faulted,
+    InFlight,
+    OutcomeUnknown,
+    RateExceeded,
+    ShareUsed,
+    TooManyGuesses,
+    Unreachable,
+)
 from tallystick.settings import LIMITS
+from tallystick.store.database import plight
 
 NOTHING_MOVED: Final = "No money moved."
 _UNLISTED_STATUS: Final = 422
@@ -22,6 +32,9 @@ _ELSEWHERE: Final = MappingProxyType(
         "order_cancelled": "This request moved none. What an earlier payment of the order took is given back.",
         "order_expired": "This request moved none. What an earlier payment of the order took is given back.",
         "order_paid": "The order is paid. This request moved none.",
+        "order_not_paid": "This request moved none. What a payment of the order took, if one did, the order shows.",
+        "refund_too_large": "This request moved none. What is left of the payment is in the tenant's sales.",
+        "refund_refused": "Not given back: it is in the tenant's sales again.",
         "database_restored": "This request moved none. An earlier one may have.",
     }
 )
@@ -59,11 +72,14 @@ PROBLEMS: Final = MappingProxyType(
         "quantity_not_positive": (400, "The quantity is not positive"),
         "quantity_too_large": (400, "The quantity is too large"),
         "stock_invalid": (400, "The stock is not a number of pieces"),
+        "authority_invalid": (400, "The policy cannot be kept"),
         "fee_invalid": (400, "The fee cannot be kept"),
         "reason_missing": (400, "There is no reason"),
         "reason_invalid": (400, "The reason cannot be stored"),
         "evidence_missing": (400, "There is no evidence"),
         "evidence_invalid": (400, "The evidence cannot be stored"),
+        "payment_intent_id_missing": (400, "The provider's id of the payment is missing"),
+        "payment_intent_id_unwanted": (400, "There is no payment to name"),
         "transfer_id_missing": (400, "There is no transfer id"),
         "webhook_forged": (400, "The webhook is not believed"),
         "webhook_stale": (400, "The webhook was not signed lately"),
@@ -73,6 +89,11 @@ PROBLEMS: Final = MappingProxyType(
         "forbidden": (403, "The API key may not do this"),
         "reservation_token_wrong": (403, "The reservation token is another order's"),
         "second_person_needed": (403, "Another person must decide"),
+        "currency_not_permitted": (403, "The tenant's policy has no such currency"),
+        "destination_unknown": (403, "The destination was not made known"),
+        "destination_waiting": (403, "The destination may not be paid yet"),
+        "payout_above_ceiling": (403, "More than one payout may be"),
+        "day_ceiling_reached": (403, "More than a day may have"),
         "webhook_provider_unknown": (404, "No such provider is configured"),
         "path_unknown": (404, "There is nothing at this address"),
         "account_unknown": (404, "There is no such account"),
@@ -82,7 +103,9 @@ PROBLEMS: Final = MappingProxyType(
         "sku_unknown": (404, "There is no such SKU"),
         "order_unknown": (404, "There is no such order"),
         "payment_unknown": (404, "The order has no such payment"),
+        "refund_part_unknown": (404, "No such part was asked for"),
         "method_not_allowed": (405, "This address has no such method"),
+        "request_late": (408, "The request did not come in time"),
         "body_too_large": (413, "The body is too large"),
         "webhook_too_large": (413, "The webhook is too large"),
         "batch_too_large": (413, "Too much in one batch"),
@@ -90,6 +113,10 @@ PROBLEMS: Final = MappingProxyType(
         # Understood, and refused as things stand.
         "insufficient_funds": (402, "Insufficient funds"),
         "payment_refused": (402, "The provider refused the payment"),
+        "refund_refused": (402, "The provider refused the refund"),
+        "rate_exceeded": (429, "This tenant asks too often"),
+        "share_used": (429, "This tenant's share is used up"),
+        "too_many_guesses": (429, "Too many unknown API keys"),
         "velocity_exceeded": (429, "A velocity limit is used up"),
         "key_reused": (422, "The idempotency key belongs to another request"),
         "in_flight": (409, "Another request holds the key or an account"),
@@ -110,21 +137,31 @@ PROBLEMS: Final = MappingProxyType(
         "not_disputable": (409, "The settlement cannot be disputed as it stands"),
         "not_resolvable": (409, "The settlement cannot be resolved as it stands"),
         "not_retryable": (409, "The settlement cannot be sent again"),
+        "approval_open": (409, "Another approval waits already"),
         "already_decided": (409, "The approval is decided already"),
         "sold_out": (409, "Sold out"),
         "quantity_above_stock": (409, "More than there ever was"),
         "stock_too_low": (409, "More is promised than that"),
         "order_paid": (409, "The order is paid"),
+        "order_not_paid": (409, "The order is not paid"),
+        "order_backordered": (409, "The order has no stock yet"),
+        "already_restocked": (409, "The pieces are for sale again already"),
+        "refund_too_large": (409, "More than is left of the payment"),
+        "refund_not_possible": (409, "The provider cannot give this back"),
         "order_cancelled": (409, "The order was cancelled"),
         "order_expired": (409, "The time to pay is over"),
         "payment_not_possible": (409, "The provider cannot take this payment"),
         "payment_decided": (409, "The payment needs no decision"),
-        "refund_not_confirmed": (409, "The refund is not this payment's"),
+        "payment_in_flight": (409, "The charge may still be on its way"),
+        "payment_not_confirmed": (409, "The provider does not confirm it"),
+        "refund_not_confirmed": (409, "The provider does not bear it out"),
+        "refund_in_flight": (409, "The refund may still be on its way"),
         "payment_attempts_exhausted": (409, "Too many attempts to pay have failed"),
         # Our side.
         "handler_failed": (500, "The handler of this kind failed"),
         "internal_error": (500, "Internal error"),
         "busy": (503, "Busy"),
+        "connections_exhausted": (503, "No room for another connection"),
         "database_restored": (503, "The database was restored"),
         "outcome_unknown": (503, "The outcome is not known"),
         "database_unreachable": (503, "The database is out of reach"),
@@ -164,6 +201,27 @@ def refused(rejected: Rejected) -> Problem:
 def failed(error: Exception) -> Problem:
     """An exception as a problem. Its own words stay in the log: they may name hosts, files or handlers."""
     match error:
+        case TooManyGuesses():
+            return _problem(
+                "too_many_guesses",
+                "Too many API keys that nobody has came from this address.",
+                NOTHING_MOVED,
+                "Use a key that `tally keys create` made; try again after the seconds in Retry-After.",
+            )
+        case RateExceeded():
+            return _problem(
+                "rate_exceeded",
+                "This tenant asks for more in a second than it may. Nothing was done, and no key was used.",
+                NOTHING_MOVED,
+                "Send the same request with the same key after the seconds in Retry-After, and fewer in a second.",
+            )
+        case ShareUsed():
+            return _problem(
+                "share_used",
+                "This tenant has as much under way at once as its share is.",
+                NOTHING_MOVED,
+                "Send the same request with the same key after the seconds in Retry-After, and fewer at once.",
+            )
         case Busy():
             return _problem(
                 "busy",
@@ -188,7 +246,7 @@ def failed(error: Exception) -> Problem:
         case Unreachable():
             return _problem(
                 "database_unreachable",
-                "The database cannot be reached.",
+                f"The database {plight(error) or 'cannot be reached'}.",
                 NOTHING_MOVED,
                 "Send the same request with the same key after the seconds in Retry-After.",
             )

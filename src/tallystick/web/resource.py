@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Final
 
+import msgspec
 import structlog
 
+from tallystick.core.author import sign
 from tallystick.core.idempotency import Tenant
 from tallystick.core.outcome import Rejected
+from tallystick.errors import RateExceeded, ShareUsed, TooManyGuesses
 from tallystick.store.tenant import Access
 from tallystick.web.access import Doorkeeper, Need
 from tallystick.web.call import Call, Receive, Reply, Scope, Send, problem_reply
 from tallystick.web.metrics import Metrics
 from tallystick.web.problem import failed, is_expected, refused, retry_after_seconds
 from tallystick.web.protocol import Header
+from tallystick.web.refusals import Refusals
+from tallystick.web.room import Room
 from tallystick.web.route import Route
 
 log = structlog.get_logger("tallystick.web")
@@ -28,19 +33,34 @@ _CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="tallystick"')
 class Resource:
     """An ASGI application for one path, with its methods."""
 
-    def __init__(self, path: str, methods: Mapping[str, Route], doorkeeper: Doorkeeper, metrics: Metrics) -> None:
-        """HEAD is GET; the server leaves the body out."""
+    def __init__(
+        self,
+        path: str,
+        methods: Mapping[str, Route],
+        doorkeeper: Doorkeeper,
+        metrics: Metrics,
+        room: Room | None = None,
+        *,
+        refusals: Refusals | None = None,
+    ) -> None:
+        """HEAD is GET; the server leaves the body out. `room` and `refusals` are shared by all resources."""
+        self._room = Room() if room is None else room
+        self._refusals = Refusals() if refusals is None else refusals
         self._path = path
         self._methods = dict(methods)
         if "GET" in methods:
             self._methods["HEAD"] = methods["GET"]
         self._doorkeeper = doorkeeper
+        self._rate = doorkeeper.rate
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started = perf_counter()
         reply = await self._answer(scope, receive)
+        if reply.is_of_stranger:
+            # Not in the figures: they tell how long answers take to be made.
+            started += await self._refusals.wait(scope)
         await reply.send(send)
         self._metrics.request(self._path, reply.status, perf_counter() - started)
 
@@ -48,23 +68,33 @@ class Resource:
         """The same for a protocol that writes replies itself. Of `scope` only what `Call` reads has to be there."""
         started = perf_counter()
         reply = await self._answer(scope, receive)
+        if reply.is_of_stranger:
+            # Not in the figures: they tell how long answers take to be made.
+            started += await self._refusals.wait(scope)
         write(reply)
         self._metrics.request(self._path, reply.status, perf_counter() - started)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:
         route = self._methods.get(scope["method"])
         if route is None:
-            return self._method_not_allowed()
-        call = Call(scope, receive, _NOBODY)
+            return _of_stranger(self._method_not_allowed())
+        call = Call(scope, receive, _NOBODY, self._room, self._rate)
         try:
             if route.need is not Need.NOTHING:
-                access = await self._doorkeeper.admit(call.headers(b"authorization"), route.need)
+                access = await self._doorkeeper.admit(call.headers(b"authorization"), route.need, scope)
                 if isinstance(access, Rejected):
-                    return _refusal(access)
+                    reply = _refusal(access)
+                    return _of_stranger(reply) if access.code == "unauthenticated" else reply
                 call.access = access
+                # From here on it is his doing, whatever is written for it.
+                sign(access.author)
             answer = await route.endpoint(call)
+        except TooManyGuesses as error:
+            return _of_stranger(_failure(error, route))
         except Exception as error:  # noqa: BLE001 - a caller is owed an answer, whatever went wrong
             return _failure(error, route)
+        finally:
+            call.end()
         return _refusal(answer) if isinstance(answer, Rejected) else answer
 
     def _method_not_allowed(self) -> Reply:
@@ -73,10 +103,22 @@ class Resource:
         return problem_reply(refused(rejected), (b"allow", allowed.encode()))
 
 
-async def nowhere(_scope: Scope, _receive: Receive, send: Send) -> None:
+class Nowhere:
     """The answer at an address that does not exist."""
-    rejected = Rejected("path_unknown", "There is nothing at this address.", "See /docs for what there is.")
-    await problem_reply(refused(rejected)).send(send)
+
+    def __init__(self, refusals: Refusals) -> None:
+        """`refusals` says who waits for it."""
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._refusals.wait(scope)
+        rejected = Rejected("path_unknown", "There is nothing at this address.", "See /docs for what there is.")
+        await problem_reply(refused(rejected)).send(send)
+
+
+def _of_stranger(reply: Reply) -> Reply:
+    return msgspec.structs.replace(reply, is_of_stranger=True)
 
 
 def _refusal(rejected: Rejected) -> Reply:
@@ -86,7 +128,10 @@ def _refusal(rejected: Rejected) -> Reply:
 
 
 def _failure(error: Exception, route: Route) -> Reply:
-    if is_expected(error):
+    if isinstance(error, RateExceeded | ShareUsed | TooManyGuesses):
+        # Counted by their status: who asks too often must not fill the log as well.
+        pass
+    elif is_expected(error):
         log.warning("request_failed", route=route.name, error=str(error))
     else:
         log.error("request_failed", route=route.name, exc_info=error)

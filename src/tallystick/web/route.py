@@ -71,7 +71,7 @@ class Route:
         if self.body is not None:
             codes.extend(_BODY_PROBLEMS)
         if self.need is not Need.NOTHING:
-            codes.extend(("unauthenticated", "database_unreachable"))
+            codes.extend(("unauthenticated", "too_many_guesses", "rate_exceeded", "share_used", "database_unreachable"))
         if self.need not in (Need.NOTHING, Need.READ):
             codes.append("forbidden")
         codes.append("internal_error")

@@ -147,7 +147,8 @@ def _accounts(accounts: Accounts) -> tuple[Route, ...]:
             summary="Make or change an account",
             description=(
                 "Makes the account, or gives it this floor and these velocity limits; what is left out "
-                "returns to its default. The currency never changes."
+                "returns to its default. The currency never changes. An operator may make accounts with floor 0 and "
+                "no limits; what else bounds an account is an administrator's to say."
             ),
             need=Need.WRITE,
             parameters=(ACCOUNT_ID,),

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -13,12 +15,21 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tallystick.errors import Misconfigured
-from tallystick.settings import LIMITS
+from tallystick.settings import LIMITS, Limits
 from tallystick.web.call_protocol import CallProtocol
+from tallystick.web.crowd import Crowd, descriptors
 
+# What uvicorn says there is about somebody's bytes, a line for each request: the crowd counts them instead.
+_OF_CALLERS: Final = "httptools_impl"
 # Connections the kernel holds while we are busy; more than any test of ours opened at once.
 _BACKLOG: Final = 2048
+# And so many at least, however few files we may have.
+_LEAST_BACKLOG: Final = 16
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING or record.module != _OF_CALLERS
 
 
 async def serve(
@@ -28,31 +39,38 @@ async def serve(
     *,
     on_listening: Callable[[str, int], None] = lambda _host, _port: None,
     on_stopping: Callable[[], None] = lambda: None,
+    limits: Limits = LIMITS,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation; then answer what was begun (bounded) and return.
 
     Port 0 takes a free one; `on_listening` is told the real one. `on_stopping` is called before it waits for what was
     begun. Run it under uvloop (`uvloop.run`).
     """
-    listener = _listen(host, port)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    crowd: Crowd = getattr(app, "crowd", None) or Crowd(limits=limits)
+    crowd.most, left = descriptors(crowd.limits)
+    # All of these may be taken in one turn of the loop, before any is counted: they must fit what is left.
+    backlog = max(min(_BACKLOG, left // 2), _LEAST_BACKLOG)
+    listener = _listen(host, port, backlog)
     server = _Server(
         uvicorn.Config(
             app,
-            http=CallProtocol,
+            http=partial(CallProtocol, crowd=crowd),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=backlog,
+            timeout_keep_alive=crowd.limits.idle_seconds,
             timeout_graceful_shutdown=ceil(LIMITS.drain_seconds),
         ),
         lambda: on_listening(host, listener.getsockname()[1]),
         on_stopping,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    with _stopped_by_signals(server):
+    async with _stopped_by_signals(server), crowd.watched():
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
@@ -84,8 +102,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _stopped_by_signals(server: uvicorn.Server) -> AsyncIterator[None]:
     """The first signal asks the server to finish; the second, to hurry."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -105,10 +123,10 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         message = f"TALLY_HOST, TALLY_PORT: cannot listen on {host} port {port}: {error.strerror or error}"
         raise Misconfigured(message) from error

@@ -42,7 +42,8 @@ Submission = tuple[SettlementCreated, str]
 class SettlementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A payout to promise. The fee is the tenant's policy's: there is no field for it.
 
-    Without `provider` it is that of the setting TALLY_PROVIDER, which is then fixed with the rest.
+    `source` is the account that is debited; without one, `settlement:clearing:CUR`. Without `provider` it is that of
+    the setting TALLY_PROVIDER. Both are then fixed with the rest.
     """
 
     attribution_id: str
@@ -51,6 +52,7 @@ class SettlementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     currency: str
     destination: str
     provider: str | None = None
+    source: str | None = None
 
 
 class SettlementRequestInBatch(SettlementRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +186,7 @@ class Settlements:
         wishes = self._read_batch(body)
         if isinstance(wishes, Rejected):
             return wishes
+        call.count_as(len(wishes))
         good = [wish for wish in wishes if not isinstance(wish, Rejected)]
         answers = iter(await self._service.settlements.create_many(call.access.tenant, good))
         outcomes = [_outcome(wish if isinstance(wish, Rejected) else next(answers)) for wish in wishes]
@@ -248,7 +251,7 @@ class Settlements:
                 call.path("id"),
                 reason=asked.reason,
                 evidence=asked.evidence,
-                by=call.access.prefix,
+                by=call.access.author,
                 idempotency_key=key,
             )
         )
@@ -267,7 +270,7 @@ class Settlements:
                 reason=asked.reason,
                 evidence=asked.evidence,
                 transfer_id=asked.transfer_id,
-                by=call.access.prefix,
+                by=call.access.author,
                 idempotency_key=key,
             )
         )
@@ -280,6 +283,7 @@ class Settlements:
             currency=asked.currency,
             destination=asked.destination,
             provider=self._service.settings.provider if asked.provider is None else asked.provider,
+            source=asked.source,
         )
 
     def _read_batch(self, body: bytes) -> Sequence[Submission | Rejected] | Rejected:

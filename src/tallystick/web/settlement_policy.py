@@ -79,7 +79,7 @@ class SettlementPolicies:
         )
         currency = "" if name == DEFAULT else name
         # In flight: settlements that are being created hold the fee they were promised.
-        await settlement.put_policy(self._database, call.access.tenant, currency, fee, by=call.access.prefix)
+        await settlement.put_policy(self._database, call.access.tenant, currency, fee, by=call.access.author)
         try:
             found = await settlement.policy(self._database, call.access.tenant)
         except Unreachable as error:

@@ -4,7 +4,7 @@ from typing import Final
 
 from tallystick.settings import LIMITS
 from tallystick.store.settlement import SettlementView
-from tallystick.store.settlement_review import ApprovalView, ReviewView
+from tallystick.store.settlement_review import ApprovalView, RefundReviewView, ReviewView
 from tallystick.web import examples
 from tallystick.web.access import Need
 from tallystick.web.approval import Approvals, DecisionRequest, OpenApprovals
@@ -42,11 +42,20 @@ _CREATE_PROBLEMS: Final = (
     "amount_not_positive",
     "amount_overflow",
     "currency_unknown",
+    "account_invalid",
+    "account_reserved",
+    "account_unknown",
     "provider_not_configured",
     "cannot_push_money",
     "net_not_positive",
     "net_not_payable",
     "settlement_conflict",
+    "currency_not_permitted",
+    "destination_unknown",
+    "destination_waiting",
+    "payout_above_ceiling",
+    "day_ceiling_reached",
+    "second_person_needed",
     "insufficient_funds",
     "currency_mismatch",
     "balance_overflow",
@@ -89,10 +98,13 @@ def _creating(settlements: Settlements) -> tuple[Route, ...]:
             group="Settlements",
             summary="Promise a payout, exactly once",
             description=(
-                "Posts the gross amount from `settlement:clearing:CUR` to the squad's payable account and, by the "
-                "tenant's policy, to the fees; a worker then pays it. The same attribution and squad are the same "
-                "payout: under another key it is answered as it stands, and with another amount, currency, destination "
-                "or provider it is refused. What the provider cannot write stays payable, as `residue_micros`."
+                "Posts the gross amount from its `source` (without one, `settlement:clearing:CUR`) to the squad's "
+                "payable account and, by the tenant's policy, to the fees; a worker then pays it. A source that holds "
+                "too little is refused with `insufficient_funds`: nothing was created, and the key is unused. The same "
+                "attribution and squad are the same payout: under another key it is answered as it stands, and with "
+                "another amount, currency, destination, provider or source it is refused. Beyond the tenant's "
+                "authority policy it is refused, or `held` until another person has approved it. What the provider "
+                "cannot write stays payable, as `residue_micros`."
             ),
             need=Need.WRITE,
             parameters=(IDEMPOTENCY_KEY,),
@@ -279,8 +291,9 @@ def _approving(approvals: Approvals) -> tuple[Route, ...]:
             group="Approvals",
             summary="Approve or reject, as another person",
             description=(
-                "Approved, a failed settlement is pending again under a new key. Needs a key of the role admin or "
-                "approver, and another one than asked."
+                "Approved, a payout that was held is pending, and a failed one is pending again under a new key; "
+                "rejected, a held payout is failed and its money payable. Needs a key of the role admin or approver, "
+                "and of another person than asked: another key of the same is none."
             ),
             need=Need.APPROVE,
             parameters=(APPROVAL_ID, IDEMPOTENCY_KEY),
@@ -288,8 +301,8 @@ def _approving(approvals: Approvals) -> tuple[Route, ...]:
             body_examples=examples.DECISIONS,
             answers={
                 200: Answer(
-                    description="The settlement and the approval as the decision left them.",
-                    types=(ReviewView,),
+                    description="The settlement, where it is about one, and the approval as the decision left them.",
+                    types=(ReviewView, RefundReviewView),
                     headers=(REPLAYED,),
                 )
             },
@@ -299,6 +312,16 @@ def _approving(approvals: Approvals) -> tuple[Route, ...]:
                 "already_decided",
                 "second_person_needed",
                 "not_resolvable",
+                "payment_unknown",
+                "payment_decided",
+                "refund_not_confirmed",
+                "provider_not_configured",
+                "database_restored",
+                "currency_not_permitted",
+                "destination_unknown",
+                "destination_waiting",
+                "payout_above_ceiling",
+                "day_ceiling_reached",
             ),
         ),
     )

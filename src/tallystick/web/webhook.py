@@ -1,10 +1,12 @@
 """The webhook receiver: `POST /webhooks/{provider}`. Verified on raw bytes, durable, and only then acknowledged.
 
     200 durable, or durable before     400 forged, stale, unreadable     404 no such provider is configured
-    413 more than a megabyte           503 it cannot be stored now: the provider sends it again
+    408 its body came too slowly       413 more than a megabyte
+    503 it cannot be stored now: the provider sends it again
 
 A bare ASGI application in front of the API: no key, no routing table, nothing between the server and the log. What it
-holds is bounded in bytes from the first one read, so a spike costs callers a 503 and never the memory.
+holds is bounded in bytes, counted as they come, so a spike costs callers a 503 and never the memory; and a body that is
+still coming gives way to one that is there.
 """
 
 import asyncio
@@ -24,10 +26,15 @@ from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Event, Forged
 from tallystick.errors import Busy, InFlight, LogUnreachable, OutcomeUnknown, Unreachable
 from tallystick.eventlog.port import Answered, Delivery, Direct, EventLog
-from tallystick.settings import LIMITS, Limits
+from tallystick.settings import LIMITS, IpNetwork, Limits
+from tallystick.web.address import caller_address
 from tallystick.web.call import Receive, Reply, Scope, Send, problem_reply
+from tallystick.web.crowd import Crowd
 from tallystick.web.problem import failed, not_stored, refused
+from tallystick.web.protocol import CLOSED as _CLOSE
 from tallystick.web.protocol import Header
+from tallystick.web.refusals import Refusals
+from tallystick.web.share import shed
 
 log = structlog.get_logger("tallystick.web")
 
@@ -47,12 +54,11 @@ PROBLEMS: Final = (
     *_REMEDIES,
     "body_incomplete",
     "webhook_provider_unknown",
+    "request_late",
     "webhook_too_large",
     "internal_error",
     "webhook_not_stored",
 )
-# What is left of a body that nobody reads would be taken for the next request.
-_CLOSE: Final[Header] = (b"connection", b"close")
 _STORED_START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
 _STORED_BODY: Final = {"type": "http.response.body", "body": b""}
 
@@ -62,6 +68,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: str
     reply: Reply
+    # Whoever sent it showed nothing that a provider would have: he waits for it (`refusals`).
+    is_of_stranger: bool = False
 
 
 class Verifier(Protocol):
@@ -74,9 +82,20 @@ class Verifier(Protocol):
 class Arrival:
     """One delivery on its way: whose it is, and the room it takes up of the bytes that may be held at once."""
 
-    __slots__ = ("bytes", "headers", "is_storing", "name", "provider", "told")
+    __slots__ = (
+        "address",
+        "bytes",
+        "headers",
+        "is_storing",
+        "name",
+        "patience",
+        "provider",
+        "refusal",
+        "since",
+        "told",
+    )
 
-    def __init__(self, name: str, provider: Verifier, headers: list[tuple[str, str]]) -> None:
+    def __init__(self, name: str, provider: Verifier, headers: list[tuple[str, str]], address: str) -> None:
         """Nothing of it is read yet. Names of headers are in lower case."""
         self.name = name
         self.provider = provider
@@ -84,6 +103,17 @@ class Arrival:
         self.bytes = 0
         self.told = 0
         self.is_storing = False
+        # Of one whose body is still coming: it is read within a timeout that nothing but `cut` lets run out.
+        self.address = address
+        self.since = 0.0
+        self.patience: asyncio.Timeout | None = None
+        self.refusal: Refusal | None = None
+
+    def cut(self, refusal: Refusal) -> None:
+        """Somebody else needs the room of this body, which is still coming."""
+        self.refusal = refusal
+        if self.patience is not None:
+            self.patience.reschedule(0.0)
 
 
 def _wall_clock() -> datetime:
@@ -97,8 +127,18 @@ class WebhookReceiver:
     `refused` counts by provider and reason, `stored` and `repeated` by provider.
     """
 
-    def __init__(self, service: Service, *, limits: Limits = LIMITS, now: Callable[[], datetime] = _wall_clock) -> None:
-        """`now` is what signatures are held against."""
+    def __init__(
+        self,
+        service: Service,
+        *,
+        limits: Limits = LIMITS,
+        now: Callable[[], datetime] = _wall_clock,
+        proxies: tuple[IpNetwork, ...] = (),
+        refusals: Refusals | None = None,
+    ) -> None:
+        """`now` is what signatures are held against; `proxies` are believed whom they speak for."""
+        self._proxies = proxies
+        self.refusals = Refusals(limits=limits, proxies=proxies) if refusals is None else refusals
         self._providers = service.providers
         # The request line of an ordinary delivery, and whose it is.
         self.request_lines = {f"POST {PREFIX}{name} HTTP/1.1".encode(): name for name in service.providers}
@@ -108,6 +148,8 @@ class WebhookReceiver:
         self._limits = limits
         self._now = now
         self._bytes = 0
+        # Those whose bodies are still coming: they give way to others.
+        self._coming: set[Arrival] = set()
         self.stored: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -118,13 +160,19 @@ class WebhookReceiver:
         provider = self._providers.get(name)
         if provider is None:
             # Anybody may ask for any name: only those we know become labels.
+            refusal: Refusal | None = _UNKNOWN
             reply: Reply | None = self._counted("", _UNKNOWN)
         elif scope["method"] != "POST":
-            reply = self._counted(name, _NOT_POSTED)
+            refusal, reply = _NOT_POSTED, self._counted(name, _NOT_POSTED)
         else:
             headers = [(header.decode("latin-1"), value.decode("latin-1")) for header, value in scope["headers"]]
-            reply = await self._take(Arrival(name, provider, headers), receive)
+            address = caller_address(scope, self._proxies)
+            arrival = Arrival(name, provider, headers, address)
+            reply = await self._take(arrival, receive)
+            refusal = arrival.refusal
         if reply is not None:
+            if refusal is not None and refusal.is_of_stranger:
+                await self.refusals.wait(scope)
             await reply.send(send)
             return
         await send(_STORED_START)
@@ -150,9 +198,17 @@ class WebhookReceiver:
         self.end(arrival, fresh)
         return None
 
-    def expect(self, arrival: Arrival, length: int) -> bool:
-        """Room for a delivery of a declared length. False: it takes the ordinary way, and is told why."""
-        return self._reserved(length, arrival) is None
+    def expect(self, arrival: Arrival, length: int, came: int) -> bool:
+        """Room for what `came` of a delivery. False: it takes the ordinary way, and is told why."""
+        return length <= self._limits.webhook_body_bytes and self._reserved(came, arrival) is None
+
+    def await_rest(self, arrival: Arrival) -> None:
+        """More of its body is to come: until then it gives way to others."""
+        self._coming.add(arrival)
+
+    def grown(self, arrival: Arrival, size: int) -> Refusal | None:
+        """So much of its body came by now."""
+        return self._reserved(size, arrival)
 
     def provider(self, name: str) -> Verifier:
         """Of a name among the request lines."""
@@ -164,12 +220,13 @@ class WebhookReceiver:
         A refusal: nobody will be told anything.
         """
         events = arrival.provider.receive(arrival.headers, body, now=self._now())
-        # Hundreds wait at once: what nobody needs any more makes room in the processor's cache for what comes next.
-        arrival.headers = []
         # Asked so: whether something is a struct, a metaclass written in Python answers, for every webhook.
         if not isinstance(events, tuple):
             code = _CODES.get(events.code, "webhook_forged")
-            return _refusal(events.code, code, events.message, _REMEDIES[code])
+            is_of_stranger = code != "webhook_unreadable"
+            return _refusal(events.code, code, events.message, _REMEDIES[code], is_of_stranger=is_of_stranger)
+        # Hundreds wait at once: what nobody needs any more makes room in the processor's cache for what comes next.
+        arrival.headers = []
         arrival.told = len(events)
         try:
             self._append_for(answered, Delivery(arrival.name, events))
@@ -189,6 +246,7 @@ class WebhookReceiver:
     def refuse(self, arrival: Arrival, refusal: Refusal) -> Reply:
         """Count it and give its room back. The reply to send."""
         self._leave(arrival)
+        arrival.refusal = refusal
         return self._counted(arrival.name, refusal)
 
     def fail(self, arrival: Arrival, error: BaseException) -> Reply:
@@ -204,35 +262,47 @@ class WebhookReceiver:
 
     def _leave(self, arrival: Arrival) -> None:
         arrival.is_storing = False
+        self._coming.discard(arrival)
         self._bytes -= arrival.bytes
         arrival.bytes = 0
 
     def abandon(self, arrival: Arrival) -> None:
         """Give its room back, unless it is being stored: then `end` does."""
         if not arrival.is_storing:
-            self._bytes -= arrival.bytes
-            arrival.bytes = 0
+            self._leave(arrival)
 
     def _counted(self, name: str, refusal: Refusal) -> Reply:
         self.refused[name, refusal.reason] += 1
         return refusal.reply
 
     async def _body(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
-        """The whole body. Refused before a byte of it is read where its length is declared."""
+        """The whole body. Refused before a byte of it is read where its length is declared, and too large."""
         for header, value in arrival.headers:
-            if header == "content-length":
-                refusal = self._reserved(int(value), arrival)
-                if refusal is not None:
-                    return refusal
+            if header == "content-length" and int(value) > self._limits.webhook_body_bytes:
+                return _TOO_LARGE
+        arrival.since = asyncio.get_running_loop().time()
+        self.await_rest(arrival)
+        try:
+            async with asyncio.timeout(None) as arrival.patience:
+                return await self._read(arrival, receive)
+        except TimeoutError:
+            if arrival.refusal is None:
+                raise
+            return arrival.refusal
+        finally:
+            self._coming.discard(arrival)
+
+    async def _read(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
         parts: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 return _BROKEN_OFF
+            if arrival.refusal is not None:
+                return arrival.refusal
             part: bytes = message.get("body", b"")
             size += len(part)
-            # One that came in chunks did not say beforehand how long it is.
             refusal = self._reserved(size, arrival)
             if refusal is not None:
                 return refusal
@@ -247,20 +317,33 @@ class WebhookReceiver:
             return None
         if size > self._limits.webhook_body_bytes:
             return _TOO_LARGE
-        if self._bytes + wanted > self._limits.webhook_bytes:
+        if self._bytes + wanted > self._limits.webhook_bytes and not self._made_room(wanted, arrival):
             return _later("busy", self._limits.retry_after_seconds, _CLOSE)
         self._bytes += wanted
         arrival.bytes = size
         return None
 
+    def _made_room(self, wanted: int, arrival: Arrival) -> bool:
+        """Let bodies that are still coming give way. False: there is no room, or `arrival` itself is who must."""
+        most = self._limits.webhook_bytes
+        if self._bytes - sum(one.bytes for one in self._coming) + arrival.bytes + wanted > most:
+            return False
+        for one in shed(self._coming, self._bytes + wanted - most, lambda one: one.bytes):
+            if one is arrival:
+                return False
+            one.cut(_later("busy", self._limits.retry_after_seconds, _CLOSE))
+            self._leave(one)
+        return True
+
 
 class Front:
     """Webhooks to the receiver, everything else to the API."""
 
-    def __init__(self, receiver: WebhookReceiver, api: ASGIApp) -> None:
-        """`receiver` is also there for a protocol that knows it (`webhook_protocol`)."""
+    def __init__(self, receiver: WebhookReceiver, api: ASGIApp, crowd: Crowd | None = None) -> None:
+        """`receiver` is also there for a protocol that knows it (`webhook_protocol`), and `crowd` for the server."""
         self.receiver = receiver
         self.api = api
+        self.crowd = Crowd() if crowd is None else crowd
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """By the path alone."""
@@ -291,8 +374,10 @@ def failure(error: BaseException) -> Refusal:
     return Refusal("internal_error", problem_reply(failed(error if isinstance(error, Exception) else RuntimeError())))
 
 
-def _refusal(reason: str, code: str, detail: str, remedy: str, *headers: Header) -> Refusal:
-    return Refusal(reason, problem_reply(refused(Rejected(code, detail, remedy)), *headers))
+def _refusal(
+    reason: str, code: str, detail: str, remedy: str, *headers: Header, is_of_stranger: bool = False
+) -> Refusal:
+    return Refusal(reason, problem_reply(refused(Rejected(code, detail, remedy)), *headers), is_of_stranger)
 
 
 def _later(reason: str, after_seconds: float, *headers: Header) -> Refusal:
@@ -305,9 +390,16 @@ _UNKNOWN: Final = _refusal(
     "No provider of that name is configured here.",
     "Use the name it is configured under: stripe, adyen, square, wise or simulator.",
     _CLOSE,
+    is_of_stranger=True,
 )
 _NOT_POSTED: Final = _refusal(
-    "method", "method_not_allowed", "This address answers to POST.", "See /docs.", (b"allow", b"POST"), _CLOSE
+    "method",
+    "method_not_allowed",
+    "This address answers to POST.",
+    "See /docs.",
+    (b"allow", b"POST"),
+    _CLOSE,
+    is_of_stranger=True,
 )
 _TOO_LARGE: Final = _refusal(
     "too_large",
@@ -315,6 +407,10 @@ _TOO_LARGE: Final = _refusal(
     f"The body is larger than {LIMITS.webhook_body_bytes:,} bytes.",
     "No provider sends such a webhook; it was not stored.",
     _CLOSE,
+    is_of_stranger=True,
+)
+LATE: Final = _refusal(
+    "late", "request_late", "The body did not come to its end in time.", "Send it again, all of it at once.", _CLOSE
 )
 _BROKEN_OFF: Final = _refusal(
     "broken_off", "body_incomplete", "The connection closed within the body.", "Send it again."

@@ -8,19 +8,19 @@ way through the same receiver's ASGI application.
 """
 
 import traceback
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
 
 from tallystick.web import head
 from tallystick.web.call import Reply
-from tallystick.web.protocol import BoundedProtocol, Header, written
-from tallystick.web.webhook import PREFIX, Arrival, Verifier, WebhookReceiver
+from tallystick.web.protocol import CLOSED, BoundedProtocol, Header, written
+from tallystick.web.webhook import LATE, PREFIX, Arrival, Refusal, Verifier, WebhookReceiver
 
 log = structlog.get_logger("tallystick.web")
 
 _START: Final = f"POST {PREFIX}".encode()
-_CLOSED: Final = (b"connection", b"close")
 _LENGTH: Final = head.LENGTH.decode()
 
 # Providers send the same lines again and again, but for the signature, which is long. Bounded: whoever sends others
@@ -70,6 +70,10 @@ class _Shortcut(Arrival):
         self.disconnected = False
         self.response_complete = False
 
+    def cut(self, refusal: Refusal) -> None:
+        """Somebody else needs the room of this body, which is still coming."""
+        self.protocol._break_off(self, refusal)  # noqa: SLF001 - its own
+
     def done(self) -> bool:
         """Told already. One whose connection is gone is stored all the same."""
         return self.response_complete
@@ -94,12 +98,8 @@ class WebhookProtocol(BoundedProtocol):
         """As the server makes it."""
         super().__init__(config, *more, **named)
         self._receiver: WebhookReceiver | None = getattr(config.loaded_app, "receiver", None)
-        # The parser has seen whole requests only, and none that changed what the connection is.
-        self._is_between = True
-        self._was_upgraded = False
         # A short way's body that is still coming.
         self._coming: _Shortcut | None = None
-        self._answered_at = 0.0
 
     def data_received(self, data: bytes) -> None:
         """Take the short way, if it is an ordinary webhook and nothing else is under way."""
@@ -107,21 +107,6 @@ class WebhookProtocol(BoundedProtocol):
             self._more(self._coming, data)
         elif not (self._is_between and self._is_free() and self._taken(data)):
             super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        """The parser is within a request."""
-        self._is_between = False
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """What asks for another protocol gets none, but the parser may no longer be where it seems to be."""
-        self._was_upgraded = self._was_upgraded or self.parser.should_upgrade()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The parser is between two requests."""
-        self._is_between = not self._was_upgraded
-        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """An idle connection's time begins."""
@@ -161,16 +146,17 @@ class WebhookProtocol(BoundedProtocol):
             return False
         lines = data[:end].split(b"\r\n")
         name = receiver.request_lines.get(lines[0])
-        if name is None:
+        if name is None or len(lines) > self._crowd.limits.head_fields:
             return False
         headers: list[Field] = []
         length = self._length(lines, headers)
         shortcut = _Shortcut(name, receiver.provider(name), headers, self)
-        if length < 0 or not receiver.expect(shortcut, length):
-            return False
-        self.cycle = shortcut  # type: ignore[assignment]
         start = end + len(head.END)
         whole = start + length
+        if length < 0 or not receiver.expect(shortcut, length, min(length, len(data) - start)):
+            return False
+        self.cycle = shortcut  # type: ignore[assignment]
+        self.deadline = self._unread_until
         if len(data) == whole:
             self._gather(shortcut, data[start:])
         elif len(data) > whole:
@@ -181,6 +167,9 @@ class WebhookProtocol(BoundedProtocol):
             shortcut.parts = [data[start:]]
             shortcut.missing = whole - len(data)
             self._coming = shortcut
+            shortcut.address, shortcut.since = self.address, self.loop.time()
+            self.deadline = shortcut.since + self._crowd.limits.body_seconds
+            receiver.await_rest(shortcut)
         return True
 
     def _length(self, lines: list[bytes], headers: list[Field]) -> int:
@@ -226,13 +215,36 @@ class WebhookProtocol(BoundedProtocol):
         parts, missing = shortcut.parts or [], shortcut.missing
         parts.append(data[:missing])
         shortcut.missing = missing - len(parts[-1])
+        refusal = self._receiver.grown(shortcut, shortcut.bytes + len(parts[-1]))  # type: ignore[union-attr]
+        if refusal is not None:
+            self._break_off(shortcut, refusal)
+            return
         if shortcut.missing:
             return
         self._coming = None
+        self.deadline = self._unread_until
         shortcut.parts = None
         self._gather(shortcut, b"".join(parts))
         if len(data) > missing:
             super().data_received(data[missing:])
+
+    def _break_off(self, shortcut: _Shortcut, refusal: Refusal) -> None:
+        """Of a body that is still coming."""
+        self._coming = None
+        shortcut.parts = None
+        self.reply(shortcut, self._receiver.refuse(shortcut, refusal))  # type: ignore[union-attr]
+
+    def give_up(self) -> None:
+        """A webhook's body that is late is refused like any other webhook."""
+        if self._coming is not None:
+            self._break_off(self._coming, LATE)
+        else:
+            super().give_up()
+
+    @property
+    def is_whole(self) -> bool:
+        """Neither by the short way nor by the parser's is a part of a request on its way."""
+        return self._coming is None and self._is_between
 
     def _gather(self, shortcut: _Shortcut, body: bytes) -> None:
         """Begin it with all others that this turn of the loop brings: one kind of work at a time is faster done."""
@@ -250,7 +262,18 @@ class WebhookProtocol(BoundedProtocol):
             self.failed(shortcut, error)
             return
         if refusal is not None:
-            self.reply(shortcut, receiver.refuse(shortcut, refusal))
+            self._refuse(receiver, shortcut, refusal, len(body))
+
+    def _refuse(self, receiver: WebhookReceiver, shortcut: _Shortcut, refusal: Refusal, came: int) -> None:
+        reply = receiver.refuse(shortcut, refusal)
+        if not refusal.is_of_stranger:
+            self.reply(shortcut, reply)
+            return
+        scope = {
+            "client": self.client,
+            "headers": [(name.encode("ascii"), value.encode("ascii")) for name, value in shortcut.headers],
+        }
+        receiver.refusals.hold(self, scope, came, partial(self.reply, shortcut, reply))
 
     def stored(self, shortcut: _Shortcut, fresh: int) -> None:
         """Acknowledge it. Raises nothing: others were stored with it, and are owed their answers."""
@@ -275,7 +298,7 @@ class WebhookProtocol(BoundedProtocol):
     def _acknowledgement(self, shortcut: _Shortcut) -> bytes:
         headers = self.server_state.default_headers
         if not shortcut.keep_alive:
-            return written(200, [*headers, _CLOSED], b"")
+            return written(200, [*headers, CLOSED], b"")
         global _acknowledged  # noqa: PLW0603 - the server renews its headers once a second, for all connections
         acknowledged = _acknowledged
         if acknowledged[0] is not headers:
@@ -288,10 +311,10 @@ class WebhookProtocol(BoundedProtocol):
         if self.transport.is_closing():
             return
         headers = [*self.server_state.default_headers, (b"content-type", reply.media_type), *reply.headers]
-        if _CLOSED in reply.headers:
+        if CLOSED in reply.headers:
             shortcut.keep_alive = False
         elif not shortcut.keep_alive:
-            headers.append(_CLOSED)
+            headers.append(CLOSED)
         self.transport.write(written(reply.status, headers, reply.body))
         self._finished(shortcut)
 

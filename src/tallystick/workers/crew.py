@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from tallystick import app
+from tallystick.core.author import by_worker, sign
 from tallystick.flows.events import Backfill, BodyKeeper
+from tallystick.flows.reading import Reader
 from tallystick.flows.settling import Settler
 from tallystick.settings import LIMITS
 from tallystick.workers.collector import CollectorWorker
@@ -39,8 +41,12 @@ def crew(service: app.Service) -> list[Worker]:
         SweeperWorker(service.orders),
         CollectorWorker(service.payments),
         RefunderWorker(service.refunds),
+        Periodic(
+            "readings", Reader(service.database, service.providers).run_once, every_seconds=LIMITS.reading_pause_seconds
+        ),
         Periodic("backorders", service.refunds.fill_backorders, every_seconds=LIMITS.refund_pause_seconds),
         *_listeners(service),
+        Periodic("timekeeper", app.timekeeper(service).run_once, every_seconds=LIMITS.timekeeping_seconds),
     ]
 
 
@@ -83,10 +89,16 @@ async def working(workers: Sequence[Worker]) -> AsyncIterator[None]:
     A worker that fails for good (a broken invariant) ends the block, and its exception comes out of it.
     """
     stopping = asyncio.Event()
+
+    async def run(worker: Worker) -> None:
+        # Whoever started the process: what a worker does, it does by itself.
+        sign(by_worker(app.worker_name()))
+        await worker.run(stopping)
+
     try:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
-                group.create_task(worker.run(stopping), name=worker.name)
+                group.create_task(run(worker), name=worker.name)
             yield
             stopping.set()
     except BaseExceptionGroup as failed:

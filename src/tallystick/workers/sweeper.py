@@ -53,6 +53,13 @@ class SweeperWorker:
             else:
                 failures = 0
                 pause = self._limits.sweep_pause_seconds if swept.is_complete else 0.0
-                if swept.cancelled or swept.refused:
-                    log.info("swept", cancelled=swept.cancelled, released=swept.released, refused=swept.refused)
+                if swept.cancelled or swept.refused or swept.told:
+                    log.info(
+                        "swept",
+                        cancelled=swept.cancelled,
+                        released=swept.released,
+                        refused=swept.refused,
+                        told=swept.told,
+                        held=swept.held,
+                    )
             await rest(stopping, pause)

@@ -16,6 +16,9 @@ COMPLETED_MEANS_REFUNDED: Final = "Completed means refunded"
 FAILED_MEANS_OWED: Final = "Failed means not refunded"
 EVENTS_END: Final = "An event ends as its payment does"
 CONSERVATION: Final = "Conservation"
+# Broken by the step that sweeps, and told by it (`State.breach`).
+IN_TIME: Final = "What was received before is decided before its order is swept"
+ENDED_FIRST: Final = "Nothing stands at the provider for an order that is swept on its word"
 EVERYTHING: Final = frozenset(
     {
         OVERSOLD,
@@ -29,6 +32,8 @@ EVERYTHING: Final = frozenset(
         FAILED_MEANS_OWED,
         EVENTS_END,
         CONSERVATION,
+        IN_TIME,
+        ENDED_FIRST,
     }
 )
 _OPEN: Final = frozenset({"UNPROCESSED", "IN_PROCESSING", "DEAD_LETTER"})

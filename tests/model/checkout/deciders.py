@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from tallystick.core import order, payment, refund, saga, webhook
+from tallystick.core import order, payment, refund, release, saga, watermark, webhook
 from tallystick.core.intent import Begin, KnownIntent, LastAttempt, Wanted, leave
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Hold, LoggedCharge, Payable, Resend
@@ -30,7 +30,8 @@ from tallystick.core.provider import (
 )
 from tallystick.core.saga import Case, LoggedRefund, Ours, Policy, Receipt
 from tallystick.core.settlement import NOTHING_SENT, Failed, History, LookUp, Patience, Transferred
-from tests.model.checkout.shape import HORIZON, IN_FLIGHT, MARGIN, Asked, Fact, Refund, World
+from tallystick.core.watermark import Mark
+from tests.model.checkout.shape import HORIZON, IN_FLIGHT, MARGIN, Asked, Fact, Refund, Slot, World
 
 TICK: Final = timedelta(hours=1)
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,6 +55,10 @@ class Deciders:
     pay: Callable[..., Any] = payment.next_step
     end: Callable[..., Any] = webhook.end
     leave: Callable[..., Any] = leave
+    may_be_swept: Callable[..., Any] = order.may_be_swept
+    passed: Callable[..., Any] = watermark.passed
+    after_cancel: Callable[..., Any] = release.after_cancel
+    after_found: Callable[..., Any] = release.after_look
 
 
 class Decision(NamedTuple):
@@ -100,6 +105,35 @@ class Rules:
         self.pay = cache(self._pay)
 
     # --- events
+
+    def may_be_swept(self, *, is_charged: bool, is_live: bool, is_released: bool, is_undecided: bool) -> bool:
+        """Long after its deadline. `is_undecided`: an event lies there that was received before it."""
+        mark = Mark(at=NOW, writing=frozenset())
+        oldest = NOW - 3 * TICK if is_undecided else None
+        return bool(
+            self.deciders.may_be_swept(
+                NOW - 2 * TICK,
+                now=NOW,
+                grace=timedelta(),
+                is_charged=is_charged,
+                is_live=is_live,
+                is_released=is_released,
+                watermark=self.deciders.passed(mark, stored_at=NOW, oldest=oldest, before=None),
+            )
+        )
+
+    def released(self, slot: Slot, *, is_answered: bool) -> str:
+        """What the provider's word makes of a wish to cancel, or of a question: release, tell or wait."""
+        state = "failed" if slot.payment == "waiting" else slot.payment
+        made = () if not state else (_made(state),)
+        if slot.is_known:
+            answer = Done(movement=made[0]) if is_answered and made else Unknown(code="silence", message="")
+            found = self.deciders.after_cancel(answer)
+        else:
+            books = Found(movements=made) if made else Absent(lookup=Lookup.EXACT)
+            looked = books if is_answered else Undecided(code="silence", message="")
+            found = self.deciders.after_found(looked, can_cancel=True)
+        return type(found).__name__.lower()
 
     def movement(self, fact: Fact, *, has_names: bool = True) -> Movement:
         is_refund = fact.purpose == "refund"
@@ -152,7 +186,8 @@ class Rules:
         refused = Failed("refused")
         if found == ():
             return _decision(refused)
-        return _decision(self.deciders.after_refusal(refused, self._look(NOTHING_SENT, found)))
+        looked = self._look(NOTHING_SENT, found)
+        return _decision(self.deciders.after_refusal(refused, looked, code="refused", tries=0, now=NOW))
 
     def _look(self, history: History, found: tuple[tuple[int, str], ...] | str) -> Any:
         looked: Looked
@@ -184,10 +219,19 @@ class Rules:
             may_have_run=row.may_have_run,
             done_as=str(row.done) if row.done else None,
         )
-        known = KnownIntent(instruction=b"refund", account="test", first_sent_at=_at(row.first), last=last)
+        known = KnownIntent(instruction=b"refund", account="test", since=None, first_sent_at=_at(row.first), last=last)
         remembered = self._facts.key_horizon - self._facts.key_margin
-        wanted = Wanted(instruction=b"refund", account="test", token=_MINE, remembered=remembered)
-        return isinstance(self.deciders.leave(known, wanted, now=NOW), Begin)
+        wanted = Wanted(
+            key=b"key",
+            instruction=b"refund",
+            account="test",
+            token=_MINE,
+            since=known.first_sent_at,
+            remembered=remembered,
+            settles_in=timedelta(),
+            absence=None,
+        )
+        return isinstance(self.deciders.leave(known, wanted, life_began=known.first_sent_at, now=NOW), Begin)
 
     # --- charges
 
@@ -200,6 +244,7 @@ class Rules:
             reservation_token=UUID(int=9),
             amount_micros=MICROS,
             currency=CURRENCY,
+            created_at=NOW - TICK,
             expires_at=NOW + TICK,
         )
         if payment.pay_refusal(payable, order.token_name(payable.reservation_token), now=NOW) is not None:
@@ -273,6 +318,7 @@ _OWED: Final = refund.Owed(
     claim_number=1,
     tries=0,
     due_at=NOW,
+    since=NOW,
 )
 _ODD: Final = refund.Owed(
     **{name: getattr(_OWED, name) for name in _OWED.__struct_fields__} | {"amount_micros": OTHER_MICROS}
@@ -342,3 +388,9 @@ def _decision(step: Any) -> Decision:
             return Decision("hold", needs_person=reason is not None)
         case _:
             raise AssertionError(step)
+
+
+def _made(state: Any) -> Movement:
+    return Movement(
+        provider="stripe", purpose="charge", id="p", amount_micros=MICROS, currency=CURRENCY, state=state, status=state
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tallystick.core import order as orders
+from tests.model.checkout.constitution import ENDED_FIRST, IN_TIME
 from tests.model.checkout.deciders import Rules
 from tests.model.checkout.refunds import Refunds
 from tests.model.checkout.rows import available, moved, replaced, with_refund, with_slot
@@ -12,6 +13,7 @@ from tests.model.checkout.shape import (
     SEND,
     Event,
     Fact,
+    Kind,
     Next,
     Order,
     Refund,
@@ -54,8 +56,7 @@ class Outside:
             return
         yield from self._click(state, number, order)
         if order.status == "PENDING":
-            swept = Order("CANCELLED_BY_SWEEPER")
-            yield Next("step", f"order {number} is swept", _order(state, number, swept))
+            yield from self._sweep(state, number)
             if self._world.cancels and orders.cancel("or", "PENDING") == "CANCELLED":
                 yield Next("step", f"order {number} is cancelled", _order(state, number, Order("CANCELLED")))
         if order.is_backordered and available(self._world, state) > 0:
@@ -64,6 +65,71 @@ class Outside:
         if "swept_twice" in self._world.flaws and order.status == "PAID":
             swept = Order("CANCELLED_BY_SWEEPER")
             yield Next("step", f"order {number} is swept though it is paid", _order(state, number, swept))
+
+    def _sweep(self, state: State, number: int) -> Iterator[Next]:
+        """Its time is over, whenever: what was told of before that was received in time."""
+        places = range(number * self._world.attempts, (number + 1) * self._world.attempts)
+        begun = [place for place in places if state.slots[place].charge]
+        live = next((place for place in begun if state.slots[place].charge in ("PENDING", "COMPLETED")), None)
+        if live is None:
+            yield from self._swept(state, number, begun, is_live=False, is_released=False)
+            return
+        yield from self._swept(state, number, begun, is_live=True, is_released=False)
+        slot = state.slots[live]
+        # For as long as it is held nobody answers: the ghost payment.
+        yield from self._swept(state, number, begun, is_live=True, is_released=True, is_given_up=True)
+        if slot.is_sent:
+            return
+        cancelled = slot._replace(payment="failed") if slot.payment == "waiting" else slot
+        if self._world.loses_answers and self._rules.released(slot, is_answered=False) == "release":
+            yield from self._swept(state, number, begun, is_live=True, is_released=True)
+        if self._world.loses_answers and cancelled != slot:
+            label = f"the payment of slot {live} is cancelled, the answer lost"
+            yield Next("outage", label, with_slot(state, live, cancelled))
+        what = self._rules.released(slot, is_answered=True)
+        if what == "release":
+            after = with_slot(state, live, cancelled._replace(charge="FAILED") if slot.is_known else cancelled)
+            yield from self._swept(after, number, begun, is_live=True, is_released=True)
+        told = Fact(live, "charge", "moved")
+        if what == "tell" and told not in {event.fact for event in state.events}:
+            known = state._replace(events=(*state.events, Event(told)))
+            yield Next("step", f"the sweeper finds the payment of slot {live}", known)
+
+    def _swept(
+        self,
+        state: State,
+        number: int,
+        begun: list[int],
+        *,
+        is_live: bool,
+        is_released: bool,
+        is_given_up: bool = False,
+    ) -> Iterator[Next]:
+        waiting = [
+            event
+            for event in state.events
+            if event.status in ("UNPROCESSED", "IN_PROCESSING")
+            and event.tries == 0
+            and event.fact[1:3] == ("charge", "moved")
+            and not state.slots[event.fact.slot].receipt
+            and state.orders[self._world.order_of(event.fact.slot)].status == "PENDING"
+        ]
+        if not self._rules.may_be_swept(
+            is_charged=bool(begun), is_live=is_live, is_released=is_released, is_undecided=bool(waiting)
+        ):
+            return
+        breach = ""
+        if any(event.fact.slot in begun for event in waiting):
+            breach = IN_TIME
+        elif not is_given_up and any(
+            # One that has failed by the provider's own word is not asked about: it may contradict itself later.
+            state.slots[place].charge != "FAILED" and state.slots[place].payment in ("waiting", "moved")
+            for place in begun
+        ):
+            breach = ENDED_FIRST
+        swept = _order(state, number, Order("CANCELLED_BY_SWEEPER"))._replace(breach=state.breach or breach)
+        kind: Kind = "outage" if is_given_up else "step"
+        yield Next(kind, f"order {number} is swept{', given up' if is_given_up else ''}", swept)
 
     def _click(self, state: State, number: int, order: Order) -> Iterator[Next]:
         first = number * self._world.attempts

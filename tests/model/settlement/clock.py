@@ -7,7 +7,7 @@ from tests.model.settlement.shape import (
     IN_FLIGHT,
     LONGEST_WAIT,
     OLDEST_FIRST,
-    SEND,
+    SETTLED,
     Book,
     Database,
     Request,
@@ -20,28 +20,28 @@ from tests.model.settlement.shape import (
 def an_hour_later(world: World, state: State) -> State:
     gives_up = world.rolls == "in_horizon"
     return State(
-        _database(state.database),
+        _database(state.database, world.remembered),
         tuple([_book(book, gives_up) for book in state.books]),
         tuple([_worker(worker) for worker in state.workers]),
         # What was not carried out by then never is.
         tuple([Request(r.book, r.not_after + 1) for r in state.wire if r.not_after + 1 < IN_FLIGHT]),
-        state.backup and _database(state.backup),
-        None if state.restored is None else min(state.restored + 1, SEND + IN_FLIGHT),
+        state.backup and _database(state.backup, world.remembered),
+        None if state.restored is None else min(state.restored + 1, SETTLED),
         *state[6:],
     )
 
 
 @cache
-def _database(database: Database) -> Database:
+def _database(database: Database, oldest: int) -> Database:
     row = database.row
     if row.due < 0:
         row = row._replace(due=row.due + 1)
     intents = tuple(
         intent
-        and intent._replace(first=min(intent.first + 1, OLDEST_FIRST), not_after=min(intent.not_after + 1, IN_FLIGHT))
+        and intent._replace(first=min(intent.first + 1, OLDEST_FIRST), not_after=min(intent.not_after + 1, SETTLED))
         for intent in database.intents
     )
-    return Database(row, database.money, intents)
+    return Database(row, database.money, intents, min(database.created + 1, oldest))
 
 
 @cache

@@ -17,11 +17,22 @@ TRANSFERRED_MEANS_PAID: Final = "Transferred means paid"
 CONSERVATION: Final = "Conservation"
 INTENT_FIRST: Final = "Intent before effect"
 BUDGET: Final = "Budgets are finite"
+SECOND_PERSON: Final = "Nothing is sent without its second person"
 EVERYTHING: Final = frozenset(
-    {ONE_MOVEMENT, ONE_PAYMENT, FAILED_MEANS_UNPAID, TRANSFERRED_MEANS_PAID, CONSERVATION, INTENT_FIRST, BUDGET}
+    {
+        ONE_MOVEMENT,
+        ONE_PAYMENT,
+        FAILED_MEANS_UNPAID,
+        TRANSFERRED_MEANS_PAID,
+        CONSERVATION,
+        INTENT_FIRST,
+        BUDGET,
+        SECOND_PERSON,
+    }
 )
 _MADE: Final = LEFT | {"waiting"}
 _WHERE: Final[Mapping[str, tuple[int, int, int]]] = {
+    "held": (1, 0, 0),
     "pending": (1, 0, 0),
     "processing": (0, 1, 0),
     "transferred": (0, 0, 1),
@@ -38,7 +49,7 @@ def broken(world: World, state: State, asked: frozenset[str] = EVERYTHING) -> st
 
 def _broken(world: World, state: State) -> list[str]:
     found = [state.breach] if state.breach else []
-    row, money, _ = state.database
+    row, money, intents, _ = state.database
     if money != _WHERE[row.status]:
         found.append(CONSERVATION)
     standing, most = _moved(world, state)
@@ -53,6 +64,8 @@ def _broken(world: World, state: State) -> list[str]:
         found.append(TRANSFERRED_MEANS_PAID)
     if row.tries > world.budget:
         found.append(BUDGET)
+    if not row.approved and any(intents):
+        found.append(SECOND_PERSON)
     return found
 
 
@@ -74,7 +87,7 @@ def is_settled(state: State) -> bool:
     row = state.database.row
     if row.status == "transferred":
         return any(fate in ("moved", "waiting") for book in state.books for fate in book.movements)
-    return row.status in ("failed", "disputed")
+    return row.status in ("held", "failed", "disputed")
 
 
 def _has_it(world: World, state: State) -> bool:

@@ -12,7 +12,9 @@ from uuid import UUID
 
 from tallystick.core import settlement
 from tallystick.core.intent import (
+    Absence,
     AlreadyDone,
+    AskFirst,
     Begin,
     Begun,
     KnownIntent,
@@ -40,7 +42,6 @@ from tallystick.core.provider import (
     Unknown,
 )
 from tallystick.core.settlement import (
-    NOTHING_SENT,
     Disputed,
     Failed,
     History,
@@ -56,6 +57,7 @@ from tests.model.settlement.shape import (
     HORIZON,
     IN_FLIGHT,
     OLDEST_FIRST,
+    SETTLED,
     STUCK,
     UNDECIDED,
     Asked,
@@ -110,6 +112,7 @@ class Rules:
         """The world gives the provider's facts."""
         self._deciders = deciders
         self._lookup = world.lookup
+        self._counts_from_the_send = "memory_counts_from_the_first_send" in world.flaws
         self._facts = Facts(
             name="stripe",
             key_form="hex64",
@@ -165,7 +168,7 @@ class Rules:
             "patience": self._patience,
         }
         if asked.first is None:
-            return _decision(self._deciders.after_first_look(NOTHING_SENT, looked, **given), tries)
+            return _decision(self._deciders.after_first_look(_history(asked), looked, **given), tries)
         return _decision(self._deciders.after_look(_history(asked), looked, tries=tries, **given), tries)
 
     def _after_answer(self, before: bool, said: str, tries: int) -> Decision:  # noqa: FBT001 - cached by position
@@ -184,8 +187,12 @@ class Rules:
         found = self._deciders.after_movement(status, transfer or None, news, is_live_key=is_live_key, **AMOUNT)
         return None if found is None else _decision(found, 0)
 
-    def _leave(self, intent: Intent | None, account: int) -> Decision:
-        """Whether an attempt may begin. What is withheld becomes what the flow makes of it."""
+    def _leave(self, intent: Intent | None, account: int, proof: int | None, created: int, life: int) -> Decision:
+        """Whether an attempt may begin. What is withheld becomes what the flow makes of it.
+
+        `created` and `life`: how long ago the settlement was made, and this life of the database began. `proof` is of
+        the same attempts: under its claim nobody else began one.
+        """
         last = None
         if intent is not None:
             last = LastAttempt(
@@ -199,16 +206,38 @@ class Rules:
         known = KnownIntent(
             instruction=b"pay",
             account=str(account if intent is None else intent.account),
+            since=None,
             first_sent_at=_at(0 if intent is None else intent.first),
             last=last,
         )
+        settles_in = SETTLED * TICK
+        settled_at = _at(life if intent is None else min(life, intent.not_after)) + settles_in
+        absence = None
+        if proof is not None:
+            absence = Absence(
+                key=b"key",
+                read_at=settled_at + (proof - SETTLED) * TICK,
+                lookup=self._lookup,
+                since=min(known.first_sent_at, _at(created)),
+            )
         remembered = self._facts.key_horizon - self._facts.key_margin
-        wanted = Wanted(instruction=b"pay", account=str(account), token=_MINE, remembered=remembered)
-        match self._deciders.leave(known, wanted, now=NOW):
+        wanted = Wanted(
+            key=b"key",
+            instruction=b"pay",
+            account=str(account),
+            token=_MINE,
+            since=known.first_sent_at if self._counts_from_the_send else _at(created),
+            remembered=remembered,
+            settles_in=settles_in,
+            absence=absence,
+        )
+        match self._deciders.leave(known, wanted, life_began=_at(life), now=NOW):
             case Begin():
                 return Decision("begin")
             case StillSending(until):
                 return Decision("wait", age=_age(until), why="still sending")
+            case AskFirst(from_):
+                return Decision("wait", age=_age(from_), why="ask first")
             case PastHorizon():
                 return Decision("wait", why="past the horizon")
             case AlreadyDone():
@@ -221,11 +250,12 @@ class Rules:
                 raise AssertionError(other)
 
 
-def history_of(intent: Intent | None) -> Asked:
+def history_of(intent: Intent | None, created: int, life: int) -> Asked:
     """What the store reads for a key."""
     if intent is None:
-        return Asked(None, None, False, False, False, "", None, False, None)
+        return Asked(created, None, None, False, False, False, "", None, False, None, life)
     return Asked(
+        created,
         min(intent.first, OLDEST_FIRST),
         intent.not_after,
         intent.may_have_run,
@@ -235,6 +265,7 @@ def history_of(intent: Intent | None) -> Asked:
         intent.fate,
         intent.refused,
         intent.account,
+        life,
     )
 
 
@@ -249,6 +280,7 @@ def _history(asked: Asked) -> History:
         done_state=None if asked.fate is None else _STATES[asked.fate],
         refused_as="account_closed" if asked.refused else None,
         account=None if asked.account is None else str(asked.account),
+        since=_at(asked.created),
     )
 
 

@@ -45,7 +45,7 @@ class Machine:
         if not (self.world.restores and state.restored is None) and "no_fence" not in self.world.flaws:
             if database.row.status in _FINAL and not state.persons:
                 # Nobody will read what was sent any more: only what is still on its way can do something.
-                database = database._replace(intents=self._nothing_sent)
+                database = database._replace(intents=self._nothing_sent, created=0)
                 workers = [worker if worker.stage in ("sending", "waiting") else IDLE for worker in workers]
             if database.row.generation:
                 state = self._without_ended(state, workers)

@@ -6,11 +6,11 @@ from typing import Final
 from tests.model.settlement import rows
 from tests.model.settlement.deciders import Decision, Rules
 from tests.model.settlement.provider import Provider, name_of, shown
-from tests.model.settlement.shape import IDLE, IN_FLIGHT, SEND, Database, Fate, Next, Row, State, World
+from tests.model.settlement.shape import IDLE, SETTLED, Database, Fate, Next, Row, State, World
 from tests.model.settlement.workers import Workers
 
 # What a restored row may be. One that was final is compared by the reconciliation, which is no part of this model.
-_OPEN: Final = frozenset({"pending", "processing", "disputed"})
+_OPEN: Final = frozenset({"held", "pending", "processing", "disputed"})
 
 
 class Outside:
@@ -29,6 +29,8 @@ class Outside:
         yield from self._books(state)
         if self._world.bounces:
             yield from self._news(state)
+        if state.database.row.status == "held":
+            yield from self._second_person(state)
         if state.persons:
             yield from self._persons(state)
         if state.account + 1 < self._world.accounts:
@@ -70,6 +72,16 @@ class Outside:
                         after = after._replace(told=id_)
                     yield Next("news", f"news: {id_} {news}", after)
 
+    def _second_person(self, state: State) -> Iterator[Next]:
+        database = state.database
+        agreed = database.row._replace(status="pending", approved=True)
+        yield Next("person", "a second person agrees", state._replace(database=database._replace(row=agreed)))
+        if not any(book.movements for book in state.books):
+            # Only a lost life can have paid it. What is final before the books are read, the reconciliation compares.
+            rejected = database._replace(row=database.row._replace(status="failed"))
+            gambled = state.gambled or self._may_move(state, range(len(state.books)))
+            yield Next("person", "a second person does not", state._replace(database=rejected, gambled=gambled))
+
     def _persons(self, state: State) -> Iterator[Next]:
         """A person looks at the provider's dashboard, and tells the truth of that moment."""
         row = state.database.row
@@ -95,9 +107,11 @@ class Outside:
             gambled = state.gambled or self._may_move(state, live)
             yield Next("person", "a person writes it off", spent._replace(database=off, gambled=gambled))
         intent = database.intents[row.generation]
-        if intent is None or not intent.done:
-            # Under a key that was answered Done there is nothing to try.
-            ask_first = row.ask_first and "retry_forgets_the_question" not in self._flaws
+        may_be_sent = row.approved or "retry_without_a_second_person" in self._flaws
+        if may_be_sent and (intent is None or not intent.done):
+            # Under a key that was answered Done there is nothing to try. A person may be wrong: it is asked about.
+            ask_first = row.ask_first or "retry_adds_no_question" not in self._flaws
+            ask_first = ask_first and "retry_forgets_the_question" not in self._flaws
             again = row._replace(status="processing", tries=0, due=0, ask_first=ask_first)
             yield Next("person", "a person has it tried again", spent._replace(database=database._replace(row=again)))
 
@@ -141,12 +155,15 @@ class Outside:
         if row.status == "disputed":
             # It may be retried, with a key that the lost life may have sent again.
             is_asked = "restore_asks_about_the_unfinished_only" not in self._flaws
+        elif row.status == "held":
+            # Approved once more, it is sent with a key that the lost life may have sent.
+            is_asked = not {"restore_asks_nothing", "restore_forgets_the_held"} & self._flaws
         else:
             is_asked = "restore_asks_nothing" not in self._flaws
         row = row._replace(ask_first=is_asked)
         return state._replace(
-            database=Database(row, backup.money, intents),
+            database=Database(row, backup.money, intents, backup.created),
             workers=(IDLE,) * len(state.workers),
             backup=None,
-            restored=SEND + IN_FLIGHT if "restore_asks_too_early" in self._flaws else 0,
+            restored=SETTLED if "restore_asks_too_early" in self._flaws else 0,
         )

@@ -2,6 +2,7 @@
 
 from typing import Final, TypeVar, cast
 
+from tallystick.core.settlement import Status
 from tallystick.core.settlement_ledger import MOVES, Move, Place
 from tests.model.settlement.deciders import Decision
 from tests.model.settlement.shape import Database, Fate, Intent, Row, Worker
@@ -20,10 +21,10 @@ def decided(database: Database, decision: Decision, *, ask_first: bool) -> Datab
             waiting = row._replace(tries=decision.tries, due=min(decision.age, 0), ask_first=ask_first)
             return database._replace(row=waiting)
         case "transferred" | "failed":
-            ended = Row(decision.what, row.generation, 0, 0, ask_first, transfer)
+            ended = _ended(row, decision.what, transfer, ask_first=ask_first)
             return database._replace(row=ended, money=moved(database.money, decision.what))
         case "disputed":
-            return database._replace(row=Row("disputed", row.generation, 0, 0, ask_first, transfer))
+            return database._replace(row=_ended(row, "disputed", transfer, ask_first=ask_first))
         case other:
             raise AssertionError(other)
 
@@ -31,11 +32,15 @@ def decided(database: Database, decision: Decision, *, ask_first: bool) -> Datab
 def disputed(database: Database, transfer: str) -> Database:
     """Somebody contradicts: the money goes to where it is in doubt."""
     row = database.row
-    into = Row("disputed", row.generation, 0, 0, row.ask_first, transfer or row.transfer)
+    into = _ended(row, "disputed", transfer or row.transfer, ask_first=row.ask_first)
     if row.status == "processing":
         return database._replace(row=into)
     move: Move = "disputed_again" if row.status == "transferred" else "disputed_after_all"
     return database._replace(row=into, money=moved(database.money, move))
+
+
+def _ended(row: Row, status: Status, transfer: str, *, ask_first: bool) -> Row:
+    return Row(status, row.generation, 0, 0, ask_first, transfer, row.approved)
 
 
 def moved(money: tuple[int, int, int], move: Move) -> tuple[int, int, int]:

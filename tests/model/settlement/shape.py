@@ -22,6 +22,8 @@ UNDECIDED: Final = 1
 OLDEST_FIRST: Final = HORIZON + UNDECIDED
 # No Wait is longer, so one that was decided this long ago is over.
 LONGEST_WAIT: Final = max(STUCK, SEND + IN_FLIGHT)
+# What ended this long ago is over, and the books show it.
+SETTLED: Final = SEND + IN_FLIGHT
 
 # `pause`: somebody was slower than his leave or his claim. `outage`: not a try, and it may go on for ever.
 Kind = Literal["step", "time", "pause", "outage", "crash", "restore", "person", "news"]
@@ -38,13 +40,21 @@ Flaw = Literal[
     "restore_asks_too_early",
     "restore_asks_about_the_unfinished_only",
     "retry_forgets_the_question",
+    "retry_adds_no_question",
     "verdict_forgets_the_question",
     "new_key_from_disputed",
+    "held_is_claimed",
+    "retry_without_a_second_person",
+    "restore_forgets_the_held",
+    "memory_counts_from_the_first_send",
 ]
 
 
 class Row(NamedTuple):
-    """The settlement. `due` and `tries` are only kept while processing."""
+    """The settlement. `due` and `tries` are only kept while processing.
+
+    `approved`: it needs no second person's leave, or has it.
+    """
 
     status: Status = "pending"
     generation: int = 0
@@ -52,6 +62,7 @@ class Row(NamedTuple):
     due: int = 0
     ask_first: bool = False
     transfer: str = ""
+    approved: bool = True
 
 
 class Intent(NamedTuple):
@@ -78,11 +89,12 @@ class Intent(NamedTuple):
 
 
 class Database(NamedTuple):
-    """Everything a restore takes back. Money: payable, in transit, paid out."""
+    """Everything a restore takes back. Money: payable, in transit, paid out. `created`: how long ago."""
 
     row: Row
     money: tuple[int, int, int]
     intents: tuple[Intent | None, ...]
+    created: int = 0
 
 
 class Book(NamedTuple):
@@ -98,8 +110,12 @@ class Book(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What was known when the books were asked, with ages as they were then: see `History`."""
+    """What was known when the books were asked, with ages as they were then: see `History`.
 
+    `life`: for how long nobody but this life of the database can have sent.
+    """
+
+    created: int
     first: int | None
     not_after: int | None
     may_have_run: bool
@@ -109,13 +125,15 @@ class Asked(NamedTuple):
     fate: Fate | None
     refused: bool
     account: int | None
+    life: int
 
 
 class Worker(NamedTuple):
     """A worker's own memory: a crash loses it.
 
     `is_mine`: its claim is the row's. `attempt`: whether it is the newest one of its key. `before`: an attempt before
-    it may have run. `age`: since when the question was prepared, or until when a Wait lasts.
+    it may have run. `age`: since when the question was prepared, or until when a Wait lasts. `proof`: for how long
+    everything sent had been over when the books that do not show it were asked; None: they were not.
     """
 
     stage: Stage = "idle"
@@ -130,6 +148,7 @@ class Worker(NamedTuple):
     not_after: int = 0
     before: bool = False
     said: str = ""
+    proof: int | None = None
 
 
 class Request(NamedTuple):
@@ -160,7 +179,7 @@ class State(NamedTuple):
 
     def __str__(self) -> str:
         """What matters, on a few lines: only what is not as in the beginning."""
-        row, money, intents = self.database
+        row, money, intents, _ = self.database
         left = {name: getattr(self, name) for name in ("persons", "restored", "told", "gambled", "breach")}
         parts = [
             f"{row.status}, {_short(row, 'status')} payable/in transit/paid out {money}",
@@ -221,9 +240,15 @@ class World:
         """Where the books of a key are."""
         return generation * self.accounts + account
 
+    @property
+    def remembered(self) -> int:
+        """How long a key may be relied on. Ages of what it counts from stop there."""
+        return HORIZON - self.margin
+
     def first_state(self) -> State:
+        """It waits for a second person."""
         return State(
-            database=Database(Row(), (1, 0, 0), (None,) * self.generations),
+            database=Database(Row("held", approved=False), (1, 0, 0), (None,) * self.generations),
             books=(Book(),) * (self.generations * self.accounts),
             workers=(IDLE,) * self.workers,
             persons=self.persons,

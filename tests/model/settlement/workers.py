@@ -15,7 +15,9 @@ from tests.model.settlement.provider import Provider, name_of, shown
 from tests.model.settlement.shape import (
     IDLE,
     IN_FLIGHT,
+    OLDEST_FIRST,
     SEND,
+    SETTLED,
     STUCK,
     Asked,
     Fate,
@@ -80,7 +82,7 @@ class Workers:
         if row.status == "pending" and "send_before_commit" in self._flaws:
             early = Worker("sending", False, state.account, row.generation, attempt="uncommitted", not_after=-SEND)
             yield Next("step", f"{who} takes it, without a commit", _with(state, number, early))
-        elif row.status == "pending":
+        elif row.status == "pending" or (row.status == "held" and "held_is_claimed" in self._flaws):
             yield self._claim(state, number, who)
         elif row.status == "processing" and row.due >= 0:
             yield self._claim_again(state, number, who)
@@ -104,7 +106,7 @@ class Workers:
         # From somebody who is still at it: he was slower than his claim.
         kind: Kind = "pause" if any(worker.is_mine for worker in state.workers) else "step"
         state = self.taken(state._replace(database=database._replace(row=row._replace(due=-STUCK))))
-        asked = self._history(database.intents[row.generation])
+        asked = self._history(state)
         worker = Worker("to_send", True, state.account, row.generation, row.tries, before=asked.may_have_run)
         if row.ask_first:
             return Next(kind, f"{who} claims it again: ask first", self._ask(state, number, worker))
@@ -123,17 +125,19 @@ class Workers:
         worker = worker._replace(ask_first=True)
         if self._world.lookup is Lookup.NONE:
             return _with(state, number, _deciding(worker, Decision("disputed")))
-        asked = self._history(state.database.intents[worker.generation])
+        asked = self._history(state)
         return _with(state, number, worker._replace(stage="asking", asked=asked, before=asked.may_have_run))
 
     def _asking(self, state: State, number: int, who: str) -> Iterator[Next]:
         worker = state.workers[number]
         books = tuple(shown(self._world, state, self._world.book(worker.generation, worker.account)))
         answers: list[tuple[tuple[tuple[str, Fate], ...] | str, Kind]] = [(books, "step")]
-        if books and self._world.lookup is not Lookup.EXACT:
+        if books and self._world.lookup is not Lookup.EXACT and _over(worker) < SETTLED:
+            # A list lags. Read to its end, when all that was sent has been over for so long, it shows everything.
             answers.append(((), "step"))
         # About what may never have been sent it is asked for as long as it takes.
-        answers.append(("nobody answers", "outage" if worker.ask_first else "step"))
+        is_unsent = worker.asked is not None and not worker.asked.may_have_run
+        answers.append(("nobody answers", "outage" if worker.ask_first or is_unsent else "step"))
         for found, kind in answers:
             if found or "absence_dated_late" not in self._flaws:
                 yield from self._after_look(state, number, found, Next(kind, f"{who} asks the books", state))
@@ -161,7 +165,8 @@ class Workers:
             late = decision._replace(age=decision.age + worker.age)
             yield Next(asking.kind, label, _with(state, number, _deciding(worker, late)))
             return
-        ready = worker._replace(stage="to_send", tries=decision.tries, asked=None, age=0, ask_first=False)
+        proof = min(_over(worker) + later, SETTLED) if found == () else None
+        ready = worker._replace(stage="to_send", tries=decision.tries, asked=None, age=0, ask_first=False, proof=proof)
         yield Next(asking.kind, label, _with(state, number, ready))
         if worker.ask_first:
             # `tally recover` does not send: it leaves what is proven absent for a tick.
@@ -184,11 +189,14 @@ class Workers:
             generation = min(generation + 1, self._world.generations - 1)
             row = row._replace(generation=generation)
         intent = database.intents[generation]
-        decision = self._rules.leave(intent, worker.account)
+        life = self._life(state)
+        decision = self._rules.leave(intent, worker.account, worker.proof, database.created, life)
         if decision.what != "begin":
             state = _believed(_with(state, number, IDLE), decision)
             given = decision._replace(tries=worker.tries)
-            return state._replace(database=rows.decided(database, given, ask_first=row.ask_first)), f"{decision}"
+            # Once it must be asked about, it is, whoever looks at it next.
+            ask_first = decision.why == "ask first"
+            return state._replace(database=rows.decided(database, given, ask_first=ask_first)), f"{decision}"
         workers = list(state.workers)
         if intent is None:
             intent = Intent(0, worker.account, -SEND, answered=False)
@@ -200,7 +208,13 @@ class Workers:
                 intent = intent._replace(open=intent.open + len(held), unknown=intent.unknown or not held)
             intent = intent._replace(not_after=-SEND, answered=False)
         workers[number] = worker._replace(
-            stage="sending", generation=generation, attempt="newest", not_after=-SEND, asked=None, age=0
+            stage="sending",
+            generation=generation,
+            attempt="newest",
+            not_after=-SEND,
+            asked=None,
+            age=0,
+            proof=None,
         )
         row = row._replace(tries=worker.tries, due=-STUCK, ask_first=False)
         database = database._replace(row=row, intents=rows.replaced(database.intents, generation, intent))
@@ -276,8 +290,16 @@ class Workers:
             return True
         return worker.is_mine and state.database.row.status == "processing"
 
-    def _history(self, intent: Intent | None) -> Asked:
-        asked = history_of(intent)
+    def _life(self, state: State) -> int:
+        """A restore that nobody noticed begins no life."""
+        is_noticed = "restore_asks_nothing" not in self._flaws
+        return state.restored if is_noticed and state.restored is not None else OLDEST_FIRST
+
+    def _history(self, state: State) -> Asked:
+        database = state.database
+        intent = database.intents[database.row.generation]
+        created = 0 if "memory_counts_from_the_first_send" in self._flaws else database.created
+        asked = history_of(intent, created, self._life(state))
         if "history_of_the_newest_only" in self._flaws and intent is not None:
             return asked._replace(may_have_run=not intent.answered)
         return asked
@@ -298,6 +320,14 @@ _STAGES: Final[dict[str, Callable[[Workers, State, int, str], Iterator[Next]]]] 
 def _with(state: State, number: int, worker: Worker) -> State:
     # By position: this is most of the work, and `_replace` is three times as slow.
     return State(state[0], state[1], rows.replaced(state.workers, number, worker), *state[3:])
+
+
+def _over(worker: Worker) -> int:
+    """For how long everything that was sent had been over when the books were asked."""
+    if worker.asked is None:
+        raise AssertionError(worker)
+    ended = (worker.asked.life, worker.asked.not_after)
+    return min(age for age in ended if age is not None)
 
 
 def _deciding(worker: Worker, decision: Decision) -> Worker:

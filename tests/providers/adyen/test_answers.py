@@ -10,7 +10,13 @@ from tallystick.providers.classification import Row, classify, row_for
 from tallystick.providers.http import Reply
 from tests.providers.adyen.examples import encoded
 
-VERDICTS: dict[str, type[object]] = {"refused": Refused, "busy": Busy, "needs_person": Busy, "unknown": Unknown}
+VERDICTS: dict[str, type[object]] = {
+    "refused": Refused,
+    "says_refused": Unknown,
+    "busy": Busy,
+    "needs_person": Busy,
+    "unknown": Unknown,
+}
 TRANSIENT = {"transient-error": "true"}
 DEEP = b'{"errorCode":' + b"[" * 100_000
 
@@ -37,6 +43,7 @@ def test_each_row_is_met_and_means_what_it_says(row: Row) -> None:
         assert answer.needs_person is (row.verdict == "needs_person")
     if isinstance(answer, Unknown):
         assert answer.server_error is (came.status >= 500)
+        assert answer.says_refused is (row.verdict == "says_refused")
 
 
 def test_every_row_names_its_source() -> None:
@@ -64,7 +71,17 @@ def test_a_transient_error_is_no_proof_that_nothing_ran(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 503])
 def test_an_error_that_is_not_adyens_own_is_unknown(status: int, body: bytes) -> None:
     """A proxy in between may answer after the request went through."""
-    assert isinstance(classify(TABLE, trouble(Reply(status, {}, body)), ()), Unknown)
+    answer = classify(TABLE, trouble(Reply(status, {}, body)), ())
+    assert isinstance(answer, Unknown)
+    assert not answer.says_refused
+
+
+def test_an_error_that_speaks_of_another_status_refuses_nothing() -> None:
+    """Then it is somebody else's answer in Adyen's words."""
+    body = encoded({"status": 500, "errorCode": "999", "message": "no", "errorType": "validation"})
+    answer = classify(TABLE, trouble(Reply(422, {}, body)), ())
+    assert isinstance(answer, Unknown)
+    assert not answer.says_refused
 
 
 @pytest.mark.parametrize("where", ["message", "detail", "title"])
@@ -76,7 +93,7 @@ def test_the_key_may_be_spoken_of_in_any_of_the_three_texts(where: str, kind: st
     assert isinstance(classify(TABLE, trouble(Reply(422, {}, encoded(body))), ()), Unknown)
 
 
-CERTAIN = {(400, "validation"), (422, "validation"), (400, "platform"), (422, "platform")}
+SAID = {(400, "validation"), (422, "validation"), (400, "platform"), (422, "platform")}
 
 
 @given(
@@ -92,11 +109,11 @@ def test_anything_else_is_unknown(status: int, code: str, kind: str, *, transien
     is_too_many = status == 429
     if code in {"703", "704"} or kind == ABOUT_THE_KEY or (transient and not is_too_many):
         assert isinstance(answer, Unknown)
+        assert not answer.says_refused
     elif is_too_many or status in {401, 403}:
         assert isinstance(answer, Busy)
         assert answer.needs_person is not is_too_many
-    elif (status, kind) in CERTAIN:
-        assert isinstance(answer, Refused)
-        assert not answer.replayed
     else:
         assert isinstance(answer, Unknown)
+        assert answer.says_refused is ((status, kind) in SAID and bool(code))
+        assert not answer.replayed

@@ -10,7 +10,7 @@ import pytest
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.adyen import Adyen
+from tallystick.providers.adyen import Adyen, webhook
 from tallystick.providers.adyen.webhook import is_signed
 from tests.providers.adyen.examples import (
     HMAC_KEY,
@@ -352,3 +352,33 @@ def test_a_secret_that_is_no_key_is_a_misconfiguration_that_does_not_show_it() -
     with pytest.raises(Misconfigured) as raised:
         Adyen(account("http://127.0.0.1:1", "not-hexadecimal"))
     assert "not-hexadecimal" not in str(raised.value)
+
+
+def test_the_first_bad_item_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever signs nothing must not be able to have a hundred signatures checked."""
+    checked = 0
+    original = webhook.is_signed
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal checked
+        checked += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(webhook, "is_signed", counted)
+    unsigned = {**ITEM, "additionalData": {"hmacSignature": "x"}}
+    assert forged(standard(*[unsigned] * webhook.MOST_ITEMS)) == "signature_wrong"
+    assert checked == 1
+    assert forged(standard(signed(ITEM), unsigned, signed(ITEM))) == "signature_wrong"
+    assert checked == 3
+
+
+@pytest.mark.parametrize("name", ["NotificationRequestItem", "NotificationRequestIte\\u006d"])
+def test_more_items_than_adyen_sends_are_not_looked_at(name: str) -> None:
+    """A megabyte of them took a tenth of a second of everybody's time. A name may be escaped."""
+    few = standard(*[signed(ITEM)] * webhook.MOST_ITEMS).replace(b"NotificationRequestItem", name.encode())
+    assert len(received(few)) == webhook.MOST_ITEMS
+    tiny = b'{"%s":1}' % name.encode()
+    many = b'{"notificationItems":[' + b",".join([tiny] * (webhook.MOST_ITEMS + 1)) + b"]}"
+    assert forged(many) == "too_many_items"
+    large = b'{"notificationItems":[' + b",".join([tiny] * 20_000) + b"]}"
+    assert forged(large) == "too_large"

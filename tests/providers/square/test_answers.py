@@ -37,9 +37,10 @@ def test_each_row_is_reached_and_means_what_it_says(row: Row) -> None:
         case "busy" | "needs_person":
             assert isinstance(answer, Busy)
             assert answer.needs_person is (row.verdict == "needs_person")
-        case "unknown":
+        case "unknown" | "says_refused":
             assert isinstance(answer, Unknown)
             assert answer.server_error is (reply.status >= 500)
+            assert answer.says_refused is (row.verdict == "says_refused")
     assert answer.evidence == EVIDENCE
     assert row.source.startswith("docs/providers.md ")
 
@@ -110,3 +111,53 @@ def test_a_refusal_is_never_called_replayed() -> None:
     answer = meaning(errors(400, ("PAYMENT_METHOD_ERROR", "CARD_DECLINED")), EVIDENCE)
     assert isinstance(answer, Refused)
     assert answer.replayed is False
+
+
+@pytest.mark.parametrize(
+    ("category", "code"),
+    [
+        ("INVALID_REQUEST_ERROR", "BAD_REQUEST"),
+        ("PAYMENT_METHOD_ERROR", "A_NEW_KIND_OF_DECLINE"),
+        ("REFUND_ERROR", "A_NEW_KIND_OF_REFUND_DENIED"),
+    ],
+)
+def test_a_code_that_is_not_listed_says_by_its_category_that_it_is_refused(category: str, code: str) -> None:
+    answer = meaning(errors(400, (category, code)), EVIDENCE)
+    assert isinstance(answer, Unknown)
+    assert (answer.says_refused, answer.code) == (True, code)
+
+
+def test_two_refusals_are_as_sure_as_the_less_sure_one() -> None:
+    both = (("INVALID_REQUEST_ERROR", "VALUE_TOO_LONG"), ("INVALID_REQUEST_ERROR", "A_NEW_FAULT"))
+    for faults in (both, both[::-1]):
+        answer = meaning(errors(400, *faults), EVIDENCE)
+        assert isinstance(answer, Unknown)
+        assert (answer.says_refused, answer.code) == (True, "A_NEW_FAULT")
+
+
+@pytest.mark.parametrize(
+    ("status", "category", "code"),
+    [
+        (400, "INVALID_REQUEST_ERROR", "IDEMPOTENCY_KEY_REUSED"),
+        (400, "INVALID_REQUEST_ERROR", "CONFLICT"),
+        (409, "INVALID_REQUEST_ERROR", "A_NEW_FAULT"),
+        (408, "INVALID_REQUEST_ERROR", "A_NEW_FAULT"),
+        (400, "RATE_LIMIT_ERROR", "RATE_LIMITED"),
+        (400, "INVALID_REQUEST_ERROR", "RATE_LIMITED"),
+        (400, "INVALID_REQUEST_ERROR", "REQUEST_TIMEOUT"),
+        (400, "API_ERROR", "A_NEW_FAULT"),
+        (500, "INVALID_REQUEST_ERROR", "A_NEW_FAULT"),
+    ],
+)
+def test_keys_conflicts_limits_and_timeouts_refuse_nothing(status: int, category: str, code: str) -> None:
+    answer = meaning(errors(status, (category, code)), EVIDENCE)
+    assert isinstance(answer, Unknown)
+    assert not answer.says_refused
+
+
+@pytest.mark.parametrize("made", ["payment", "refund"])
+def test_an_error_that_names_what_was_made_refuses_nothing(made: str) -> None:
+    body = {"errors": [{"category": "INVALID_REQUEST_ERROR", "code": "BAD_REQUEST"}], made: {"id": "x"}}
+    answer = meaning(Reply(400, {}, msgspec.json.encode(body)), EVIDENCE)
+    assert isinstance(answer, Unknown)
+    assert not answer.says_refused

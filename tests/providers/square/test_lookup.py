@@ -7,14 +7,15 @@ import pytest
 
 from tallystick.core.keys import digest
 from tallystick.core.provider import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
-from tallystick.providers.square import lookup
+from tallystick.providers import scanning
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.square import samples
 from tests.providers.square.samples import CHARGE, INSTRUCTIONS, REFUND, TRANSFER
 
 QUERY = {
     "begin_time": ["2026-11-15T11:50:00.000Z"],
-    "end_time": ["2026-11-15T12:40:00.001Z"],
+    # No end is known: a provider whose clock is ahead of ours has nothing left out.
+    "end_time": ["2027-11-16T12:30:01.001Z"],
     "sort_order": ["ASC"],
     "location_id": ["LMAIN"],
     "limit": ["100"],
@@ -99,10 +100,13 @@ async def test_a_list_that_breaks_off_decides_nothing(broken: Canned) -> None:
 
 
 async def test_a_list_without_end_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "MOST_PAGES", 3)
-    async with scripted(*(Canned(200, {"cursor": f"c{number}"}) for number in range(9))) as server:
-        assert isinstance(await look_up(server.base, CHARGE), Undecided)
-        assert len(server.asked) == 3
+    """It is read for a while, not for ever."""
+    monkeypatch.setattr(scanning, "SCAN_SECONDS", 0.0)
+    async with scripted(*(Canned(200, {"cursor": f"c{number}"}) for number in range(100))) as server:
+        found = await look_up(server.base, CHARGE)
+        assert scanning.FEW_PAGES < len(server.asked) < 100
+    assert isinstance(found, Undecided)
+    assert found.code == "lookup_unfinished"
 
 
 async def test_a_list_that_goes_in_a_circle_decides_nothing() -> None:

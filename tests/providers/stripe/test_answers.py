@@ -32,9 +32,10 @@ def test_each_row_is_reached_and_means_what_it_says(row: Row) -> None:
         case "needs_person":
             assert isinstance(answer, Busy)
             assert answer.needs_person
-        case "unknown":
+        case "unknown" | "says_refused":
             assert isinstance(answer, Unknown)
             assert answer.server_error is (reply.status >= 500)
+            assert answer.says_refused is (row.verdict == "says_refused")
     assert answer.evidence == EVIDENCE
     assert row.source.startswith("docs/providers.md ")
 
@@ -73,16 +74,60 @@ def test_a_body_that_cannot_be_read_leaves_the_status_to_speak(status: int, body
     [
         (error(409, kind="invalid_request_error", code="idempotency_key_in_use"), "idempotency_key_in_use"),
         (error(400, kind="idempotency_error"), "idempotency_error"),
-        (error(400, kind="invalid_request_error"), "invalid_request_error"),
-        (error(404, kind="invalid_request_error"), "invalid_request_error"),
+        (error(400, kind="invalid_request_error", code="rate_limit"), "rate_limit"),
+        (error(400, kind="invalid_request_error", code="lock_timeout"), "lock_timeout"),
+        (error(400, kind="api_error"), "api_error"),
+        (error(408, kind="invalid_request_error"), "invalid_request_error"),
+        (error(409, kind="invalid_request_error"), "invalid_request_error"),
         (error(409), "status_409"),
         (error(424), "status_424"),
     ],
 )
 def test_the_dangerous_ones_are_unknown(reply: Reply, code: str) -> None:
+    """Of a key, a conflict, a lock, a limit or a timeout no type makes a refusal."""
     answer = meaning(reply, EVIDENCE)
     assert isinstance(answer, Unknown)
     assert answer.code == code
+    assert not answer.says_refused
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (error(400, kind="invalid_request_error"), "invalid_request_error"),
+        (
+            error(400, kind="invalid_request_error", code="insufficient_capabilities_for_transfer"),
+            "insufficient_capabilities_for_transfer",
+        ),
+        (error(404, kind="invalid_request_error"), "invalid_request_error"),
+    ],
+)
+def test_a_wrong_request_under_no_code_we_know_says_that_it_is_refused(
+    reply: Reply, code: str, *, replayed: bool
+) -> None:
+    headers = {"idempotent-replayed": "true"} if replayed else {}
+    answer = meaning(Reply(reply.status, headers, reply.body), EVIDENCE)
+    assert isinstance(answer, Unknown)
+    assert (answer.says_refused, answer.replayed, answer.code) == (True, replayed, code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"message": None}, {}),
+        ({"payment_intent": {"id": "pi_1", "status": "processing"}}, {}),
+        ({"charge": "ch_1"}, {}),
+        ({}, {"stripe-should-retry": "true"}),
+    ],
+)
+def test_an_error_that_is_not_whole_or_names_what_was_made_refuses_nothing(
+    fields: dict[str, object], headers: dict[str, str]
+) -> None:
+    body = {"error": {"type": "invalid_request_error", "message": "Because.", **fields}}
+    answer = meaning(Reply(400, headers, msgspec.json.encode(body)), EVIDENCE)
+    assert isinstance(answer, Unknown)
+    assert not answer.says_refused
 
 
 def test_a_refusal_from_the_store_says_so() -> None:

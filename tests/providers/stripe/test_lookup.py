@@ -1,5 +1,6 @@
 """Stripe's books, asked by our key: found, absent, or not decided."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from tallystick.core.keys import digest
 from tallystick.core.provider import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
 from tallystick.core.secret import Secret
+from tallystick.providers import scanning
 from tallystick.providers.stripe import lookup
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.stripe import samples
@@ -24,7 +26,8 @@ from tests.providers.stripe.samples import (
 
 SPAN = {
     "created[gte]": [str(int(FIRST_SENT_AT.timestamp()) - 600)],
-    "created[lte]": [str(int(NOW.timestamp()) + 600)],
+    # No end is known: a provider whose clock is ahead of ours has nothing left out.
+    "created[lte]": [str(int((NOW + timedelta(days=366)).timestamp()))],
     "limit": ["100"],
 }
 QUESTIONS: list[tuple[Instruction, str, dict[str, list[str]], Lookup]] = [
@@ -133,12 +136,34 @@ async def test_a_list_that_breaks_off_decides_nothing(second: Canned) -> None:
 
 
 async def test_a_list_without_end_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "MOST_PAGES", 3)
+    """It is read for a while, not for ever."""
+    monkeypatch.setattr(scanning, "SCAN_SECONDS", 0.0)
     page = Canned(200, listed(reply_to(CHARGE, metadata={}), more=True))
-    async with scripted(*[page] * 10) as server:
+    async with scripted(*[page] * 100) as server:
         found = await look_up(server.base, CHARGE)
+        assert scanning.FEW_PAGES < len(server.asked) < 100
+    assert isinstance(found, Undecided)
+    assert found.code == "lookup_unfinished"
+
+
+async def test_what_is_asked_for_by_our_key_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "MOST_PAGES", 3)
+    page = Canned(200, listed(reply_to(TRANSFER, id="tr_7", metadata={}, transfer_group=None), more=True))
+    async with scripted(*[page] * 10) as server:
+        found = await look_up(server.base, TRANSFER)
         assert len(server.asked) == 3
     assert isinstance(found, Undecided)
+
+
+async def test_a_span_ends_where_nothing_of_ours_can_have_been_made_any_more() -> None:
+    until = FIRST_SENT_AT + timedelta(minutes=3)
+    for asked_until, end in ((until, until), (NOW + timedelta(hours=1), NOW)):
+        async with scripted(Canned(200, listed())) as server:
+            adapter = samples.adapter(server.base)
+            await adapter.look_up(CHARGE, first_sent_at=FIRST_SENT_AT, now=NOW, until=asked_until)
+            (asked,) = server.asked
+        assert asked.query["created[gte]"] == SPAN["created[gte]"]
+        assert asked.query["created[lte]"] == [str(int(end.timestamp()) + 600)]
 
 
 async def test_a_payment_that_is_none_is_not_asked_for() -> None:

@@ -10,7 +10,13 @@ from tallystick.providers.classification import Row, classify, row_for
 from tallystick.providers.http import Reply
 from tallystick.providers.wise.answers import FAULTS, OWN_ID, SCA_REQUIRED, TABLE, trouble
 
-VERDICTS: dict[str, type[object]] = {"refused": Refused, "busy": Busy, "needs_person": Busy, "unknown": Unknown}
+VERDICTS: dict[str, type[object]] = {
+    "refused": Refused,
+    "says_refused": Unknown,
+    "busy": Busy,
+    "needs_person": Busy,
+    "unknown": Unknown,
+}
 
 
 def reply(status: int, code: str, path: str = "targetAccount", headers: dict[str, str] | None = None) -> Reply:
@@ -30,6 +36,7 @@ def test_each_row_is_met_and_means_what_it_says(row: Row) -> None:
         assert answer.needs_person is (row.verdict == "needs_person")
     if isinstance(answer, Unknown):
         assert answer.server_error is (came.status >= 500)
+        assert answer.says_refused is (row.verdict == "says_refused")
 
 
 def test_every_row_names_its_source() -> None:
@@ -54,7 +61,9 @@ def test_a_challenge_needs_a_person_and_its_token_is_told_to_nobody() -> None:
 def test_no_error_of_a_funding_is_final(status: int) -> None:
     """The transfer is there: somebody else may fund it."""
     for came in (Reply(status, {}, b"Transfer not found"), reply(status, "NOT_VALID")):
-        assert isinstance(classify(TABLE, trouble(came, "funding"), ()), Unknown)
+        answer = classify(TABLE, trouble(came, "funding"), ())
+        assert isinstance(answer, Unknown)
+        assert not answer.says_refused
 
 
 @pytest.mark.parametrize(
@@ -76,11 +85,11 @@ def test_anything_else_is_unknown(status: int, code: str, path: str, *, funding:
     answer = classify(TABLE, fault, ())
     if fault.type == OWN_ID:
         assert isinstance(answer, Unknown)
+        assert not answer.says_refused
     elif status in {401, 403, 429}:
         assert isinstance(answer, Busy)
         assert answer.needs_person is (status != 429)
-    elif fault.type == FAULTS and status in {400, 422}:
-        assert isinstance(answer, Refused)
-        assert not answer.replayed
     else:
         assert isinstance(answer, Unknown)
+        assert answer.says_refused is (fault.type == FAULTS and status in {400, 422} and bool(code))
+        assert not answer.replayed

@@ -160,6 +160,34 @@ def test_a_genuine_webhook_of_another_profile_is_not_ours(profile: int | str) ->
     assert forged(body, signed(body)) == "other_account"
 
 
+def payout_failure(**fields: Any) -> bytes:
+    data = {"transfer_id": 7, "profile_id": 102, "failure_reason_code": "WRONG_ID_NUMBER", **fields}
+    return msgspec.json.encode({"data": data, "event_type": "transfers#payout-failure"})
+
+
+def test_a_payout_that_failed_names_its_transfer_beside_a_resource() -> None:
+    body = payout_failure()
+    event = received(body, signed(body))
+    assert (event.type, event.object_id, event.object_purpose) == ("transfers#payout-failure", "7", "transfer")
+    other = payout_failure(failure_reason_code="ACCOUNT_CLOSED")
+    assert received(other, signed(other)).dedup_key != event.dedup_key
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"transfer_id": 7, "profile_id": 103},
+        {"resource": {"id": 7, "profile_id": 102}, "profile_id": 103},
+        {"resource": {"id": 7, "profile_id": 103}, "profile_id": 102},
+        {"resource": {"type": "profile", "id": 103}},
+    ],
+)
+@pytest.mark.parametrize("kind", ["transfers#payout-failure", "transfers#refund", "balances#update", "profiles#new"])
+def test_whatever_its_type_a_webhook_that_names_another_profile_is_not_ours(kind: str, data: dict[str, Any]) -> None:
+    body = msgspec.json.encode({"data": data, "event_type": kind})
+    assert forged(body, signed(body)) == "other_account"
+
+
 @pytest.mark.parametrize("resource", [{"id": 7, "profile_id": "102"}, {"id": 7, "profile_id": None}, {"id": 7}])
 def test_a_webhook_that_names_our_profile_or_none_is_ours(resource: dict[str, Any]) -> None:
     body = state_change(resource=resource)

@@ -141,8 +141,8 @@ async def test_a_blocked_quote_needs_a_person() -> None:
         (Canned(403, b""), Busy, True),
         (Canned(404, b""), Busy, True),
         (Canned(429, b"", {"retry-after": "3"}), Busy, False),
-        (Canned(422, FAULT), Refused, None),
-        (Canned(400, FAULT), Refused, None),
+        (Canned(422, FAULT), Unknown, None),
+        (Canned(400, FAULT), Unknown, None),
     ],
 )
 async def test_before_the_transfer_nothing_can_have_moved(
@@ -151,7 +151,9 @@ async def test_before_the_transfer_nothing_can_have_moved(
     answer, calls, _ = await answered(*before, broken, NONE_LISTED, transfer=NEW)
     assert isinstance(answer, kind)
     # What is refused is refused for ever, so it is looked whether an earlier send went further.
-    assert len(calls) == len(before) + (2 if kind is Refused else 1)
+    assert len(calls) == len(before) + (2 if kind is Unknown else 1)
+    if isinstance(answer, Unknown):
+        assert answer.says_refused
     if isinstance(answer, Busy):
         assert answer.needs_person is needs_person
 
@@ -205,7 +207,7 @@ async def test_a_transfer_of_something_else_is_unknown_and_not_funded(fields: di
         (Canned(500, b""), Unknown, "status_500"),
         (Canned(302, b""), Unknown, "answer_unreadable"),
         (Canned(404, b""), Unknown, "status_404"),
-        (Canned(422, FAULT), Refused, "NOT_VALID"),
+        (Canned(422, FAULT), Unknown, "NOT_VALID"),
         (Canned(401, b""), Busy, "status_401"),
         (Canned(429, b""), Busy, "status_429"),
     ],
@@ -217,7 +219,9 @@ async def test_errors_of_the_making_are_by_the_table(broken: Canned, kind: type[
     assert isinstance(answer, kind)
     assert not isinstance(answer, Done)
     assert answer.code == code
-    assert calls == [QUOTING, MAKING, *([SEARCHING] if kind is Refused else [])]
+    says_refused = isinstance(answer, Unknown) and answer.says_refused
+    assert says_refused is (code == "NOT_VALID")
+    assert calls == [QUOTING, MAKING, *([SEARCHING] if says_refused else [])]
 
 
 REFUSED_HERE = pytest.mark.parametrize(

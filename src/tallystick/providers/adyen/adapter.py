@@ -106,8 +106,19 @@ class Adyen:
         said = await self._send(self._platform, wording, sending)
         return said if isinstance(said, Busy) else transfer_answer(said, wording)
 
-    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
-        """Transfers by our reference. Of payments and refunds Adyen tells by webhook alone."""
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:
+        """Nothing is sent: Adyen says only that it has received such a wish, and carries it out at a later time.
+
+        By then the payment may have been authorised and have paid its order: it would be voided behind our back.
+        """
+        del payment_id, sending
+        return Unknown(code="cannot_cancel", message="Adyen does not answer whether a payment is cancelled.")
+
+    async def look_up(
+        self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
+        """Transfers by our reference, whenever they were made. Of payments and refunds Adyen tells by webhook alone."""
+        del until
         match instruction:
             case Transfer():
                 return await self._listing.look_up(hex64(instruction.key), first_sent_at=first_sent_at, now=now)
@@ -151,6 +162,10 @@ class Adyen:
         """Both schemes. Neither signs a time, so `now` decides nothing."""
         del now
         return receive(self._account, headers, body)
+
+    def time(self) -> datetime | None:
+        """As the last answer told of the host that has lists."""
+        return self._platform.time()
 
     async def ping(self) -> Reachability:
         """List the transfers of a day long past."""

@@ -2,7 +2,9 @@
 
 The retry rule (docs/providers.md 3) speaks of the same request under the same key: that is what an Unknown does
 anyway, so a transient error is no proof that nothing ran. What no row matches is Unknown: also an error without
-`transient-error` (docs/providers.md 1, Differences 1), unless Adyen says that the request itself was wrong.
+`transient-error` (docs/providers.md 1, Differences 1), unless Adyen says that the request itself was wrong. It says so
+by status and type; its codes are thousands, and none of them is listed here. So each such refusal is for
+`core.settlement.believed` to believe.
 """
 
 from typing import Final
@@ -31,10 +33,14 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(status=401, verdict="needs_person", source="docs/providers.md 3, Auth"),
     Row(status=403, verdict="needs_person", source="docs/providers.md 3, Auth"),
     # The request itself is wrong: 400 could not be read, 422 did not pass validation (POST /payments, /refunds).
-    Row(status=400, type="validation", verdict="refused", source="docs/providers.md 3, Payments, the specification"),
-    Row(status=422, type="validation", verdict="refused", source="docs/providers.md 3, Payments, the specification"),
-    Row(status=400, type=PLATFORM, verdict="refused", source="docs/providers.md 3, Outbound transfer"),
-    Row(status=422, type=PLATFORM, verdict="refused", source="docs/providers.md 3, Outbound transfer"),
+    Row(
+        status=400, type="validation", verdict="says_refused", source="docs/providers.md 3, Payments, the specification"
+    ),
+    Row(
+        status=422, type="validation", verdict="says_refused", source="docs/providers.md 3, Payments, the specification"
+    ),
+    Row(status=400, type=PLATFORM, verdict="says_refused", source="docs/providers.md 3, Outbound transfer"),
+    Row(status=422, type=PLATFORM, verdict="says_refused", source="docs/providers.md 3, Outbound transfer"),
     Row(status=500, verdict="unknown", source="docs/providers.md 1, Differences 1"),
     Row(status=502, verdict="unknown", source="docs/providers.md 1, Differences 1"),
     Row(status=503, verdict="unknown", source="docs/providers.md 1, Differences 1"),
@@ -48,6 +54,7 @@ class _Problem(msgspec.Struct, frozen=True, rename="camel"):
     message: str | None = None
     title: str | None = None
     detail: str | None = None
+    status: int | None = None
 
 
 def trouble(reply: Reply) -> Trouble:
@@ -61,4 +68,5 @@ def trouble(reply: Reply) -> Trouble:
     # Any of the three may be the one that says it.
     if any(ABOUT_THE_KEY in (said or "").lower() for said in (problem.message, problem.detail, problem.title)):
         kind = ABOUT_THE_KEY
-    return Trouble(reply=reply, type=kind, code=problem.error_code, message=message)
+    is_whole = bool(problem.error_code and message) and problem.status in {None, reply.status}
+    return Trouble(reply=reply, type=kind, code=problem.error_code, message=message, is_whole=is_whole)

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from tallystick.core.mark import is_older
 from tallystick.core.provider import Answer, Busy, Done, Exchange, Movement, Refused, Unknown
 from tallystick.core.secret import Secret
 from tallystick.providers.adyen.answers import TABLE, trouble
@@ -131,7 +132,9 @@ def transfer_answer(said: Said, wording: Wording) -> Answer:
         reason = transfer.reason or transfer.status
         message = f"Adyen made the transfer {transfer.id} and it is {transfer.status}: {reason}. No money moved."
         return Refused(code=reason, message=message, evidence=evidence)
-    return Done(movement=movement, evidence=evidence)
+    # Adyen does not say that it answers from memory: its own clock does.
+    answered = said.result.headers.get("date", "") if isinstance(said.result, Reply) else ""
+    return Done(movement=movement, replayed=is_older(movement.created_at, answered), evidence=evidence)
 
 
 def fetched_transfer(said: Said) -> Answer:

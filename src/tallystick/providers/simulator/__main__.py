@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tallystick.providers.simulator.plan import PlanFault
-from tallystick.providers.simulator.running import endpoint, run
+from tallystick.providers.simulator.running import BooksInUse, endpoint, own_port, run
 
 
 @click.command()
@@ -14,6 +14,7 @@ from tallystick.providers.simulator.running import endpoint, run
 @click.option("--port", default=0, show_default=True, help="0: any free one.")
 @click.option("--faults", default="", help="A fault plan, or a file with one.")
 @click.option("--seed", default=0, show_default=True, help="Decides where faults by rate strike.")
+@click.option("--listen", multiple=True, metavar="DIALECT=PORT", help="A port without the prefix. 0: any.")
 @click.option("--webhooks", multiple=True, metavar="DIALECT=URL,SECRET", help="Where events are sent.")
 @click.option("--until-stdin-closes", is_flag=True, help="Stop when whoever started it is gone.")
 @click.option("--anywhere", is_flag=True, help="Allow an address that is not loopback. There is no password.")
@@ -24,6 +25,7 @@ def main(
     port: int,
     faults: str,
     seed: int,
+    listen: tuple[str, ...],
     webhooks: tuple[str, ...],
     until_stdin_closes: bool,
     anywhere: bool,
@@ -40,7 +42,10 @@ def main(
             endpoints=endpoints,
             anywhere=anywhere,
             until_stdin_closes=until_stdin_closes,
+            listen=dict(own_port(text) for text in listen),
         )
+    except BooksInUse as fault:
+        raise click.ClickException(str(fault)) from fault
     except PlanFault as fault:
         raise click.BadParameter(str(fault), param_hint="--faults") from fault
     except ValueError as fault:

@@ -356,6 +356,10 @@ class Books(File):
     def balances(self, dialect: str, account: str = "") -> dict[str, int]:
         return dict(self.execute(_SQL["list_balances"], (dialect, account)).fetchall())
 
+    def moved(self, dialect: str, account: str = "") -> dict[str, int]:
+        """By how much all that ever moved changed an account's balance, by currency as the provider writes it."""
+        return {row[0]: int(row[1]) for row in self.execute(_SQL["moved"], (dialect, account))}
+
     def set_balance(self, dialect: str, currency: str, amount: int, account: str = "") -> None:
         place = (dialect, account, currency.upper())
         self.execute(_SQL["put_balance"], (*place, amount))

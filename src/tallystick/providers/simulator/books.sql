@@ -215,6 +215,14 @@ SELECT dialect, kind, state, currency, count(*), sum(amount)
  GROUP BY dialect, kind, state, currency
  ORDER BY dialect, kind, state, currency;
 
+-- name: moved
+-- A transfer has no transaction of its own in the books: there are many of them.
+SELECT currency, sum(CASE kind WHEN 'transfer' THEN -amount ELSE amount END)
+  FROM entry
+ WHERE dialect = ? AND kind IN ('balance_transaction', 'transfer')
+   AND coalesce(json_extract(CAST(body AS TEXT), '$._account'), '') = ?
+ GROUP BY currency;
+
 -- name: movements
 -- What moved money, as the provider sees it; what came back later is still a movement.
 SELECT number, dialect, kind, id, reference, parent, amount, currency, state, created_at

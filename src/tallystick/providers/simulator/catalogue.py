@@ -15,7 +15,18 @@ ALL: Final = ("stripe", "adyen", "square", "wise")
 # would never strike.
 KEYED: Final = MappingProxyType(
     {
-        "stripe": ("charge", "refund", "transfer", "payout", "reversal", "confirm", "capture", "cancel"),
+        "stripe": (
+            "charge",
+            "refund",
+            "transfer",
+            "payout",
+            "reversal",
+            "confirm",
+            "capture",
+            "cancel",
+            "update",
+            "onboard",
+        ),
         "adyen": ("charge", "refund", "transfer", "approve", "return", "cancel"),
         "square": ("charge", "refund"),
         "wise": ("transfer",),

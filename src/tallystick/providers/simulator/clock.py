@@ -9,6 +9,8 @@ the next, so that everything on the way happens at its own time and a month is t
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Final
 
 from tallystick.providers.simulator.books import Books
@@ -21,6 +23,12 @@ FARTHEST: Final = timedelta(days=36_525)
 def real_now() -> datetime:
     """The only look at the wall clock."""
     return datetime.now(UTC)
+
+
+# Answers come by the hundred in one second.
+@lru_cache(maxsize=4)
+def _http_date(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 class Clock:
@@ -37,6 +45,10 @@ class Clock:
         """Never earlier than an answer before."""
         self._latest = max(self._latest, self.real_now() + self._offset)
         return self._latest
+
+    def http_date(self) -> str:
+        """Now, as the head of an answer says it."""
+        return _http_date(int(self.now().timestamp()))
 
     @property
     def offset_seconds(self) -> float:

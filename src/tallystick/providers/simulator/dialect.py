@@ -8,14 +8,29 @@ the reply leaves, so what a client was told survives a SIGKILL of the simulator.
                                                                      └─> [plan: break the answer] ─> wire
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from tallystick.providers.simulator.books import Books
+
+
+# For whoever comes with another client: what is missing is not a mistake of his.
+NOT_SIMULATED: Final = "This is a simulator, which does not do that."
+# In patterns of paths: what is any version, and what is any id.
+_VERSION: Final = re.compile(r"\(\?:[^()]*\)|v\\d\+")
+_ID: Final = re.compile(r"\([^()]*\)")
+
+
+def not_done(routes: Mapping[str, Iterable[str]]) -> str:
+    """What is said of a path that a dialect does not know: what it does know. `routes`: methods by their pattern."""
+    paths = {_ID.sub("{id}", _VERSION.sub("{version}", path)): methods for path, methods in routes.items()}
+    known = sorted("/".join(sorted(methods)) + " " + path for path, methods in paths.items())
+    return f"{NOT_SIMULATED} It does: {', '.join(known)}"
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -35,6 +35,13 @@ def foreign_host(request: Request, bound_host: str) -> str | None:
     return None if not host or _is_own(host, bound_host) else _not_served_as(host)
 
 
+def dialect_host(request: Request) -> str:
+    """What stands before `.localhost` in the Host: a dialect may be called by it. Nothing, for any other host."""
+    name = request.headers.get("host", "").partition(":")[0].lower()
+    label, dot, rest = name.partition(".")
+    return label if dot and rest == "localhost" else ""
+
+
 def _not_served_as(host: str) -> str:
     return f"This page is not served as {host!r}. Open it at the address the simulator printed when it started."
 
@@ -47,7 +54,8 @@ def _is_own(host: str, bound_host: str) -> bool:
         bound = ipaddress.ip_address(bound_host)
     except ValueError:
         return False
-    if name == "localhost":
+    # Reserved for this machine (RFC 6761): no foreign name ends so.
+    if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         address = ipaddress.ip_address(name)

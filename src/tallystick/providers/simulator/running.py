@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import signal
+import sqlite3
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from tallystick.providers.simulator.server import Simulator
 
 # Most objects live for one call; the default of 700 looks at all of them again and again.
 _COLLECT_EVERY: Final = 50_000
+_LAST_PORT: Final = 65_535
 
 
 def run(
@@ -34,8 +36,12 @@ def run(
     endpoints: Mapping[str, Endpoint] | None = None,
     anywhere: bool = False,
     until_stdin_closes: bool = False,
+    listen: Mapping[str, int] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `faults` is a plan, or the path of a file with one."""
+    """Serve until SIGTERM or SIGINT. `faults` is a plan, or the path of a file with one.
+
+    `listen`: dialects that have a port of their own as well, for clients that know no prefix.
+    """
     gc.set_threshold(_COLLECT_EVERY)
     uvloop.run(
         _serve(
@@ -47,6 +53,7 @@ def run(
             endpoints=endpoints or {},
             anywhere=anywhere,
             until_stdin_closes=until_stdin_closes,
+            listen=listen or {},
         )
     )
 
@@ -71,6 +78,39 @@ def endpoint(text: str) -> tuple[str, Endpoint]:
         raise ValueError(f"{dialect}: an endpoint is DIALECT=URL,SECRET[,SECRET]. {fault}") from fault
 
 
+def own_port(text: str) -> tuple[str, int]:
+    """`DIALECT=PORT`; 0 is any free one. Raises ValueError."""
+    dialect, _, port = text.partition("=")
+    known = [each.name for each in every_dialect()]
+    if dialect not in known or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise ValueError(f"{text!r}: a port of its own is DIALECT=PORT of {', '.join(known)}")
+    return dialect, int(port)
+
+
+class BooksInUse(Exception):
+    """Another simulator has these books."""
+
+    def __init__(self, books: Path, url: str) -> None:
+        """`url` is where it listens, as far as it is known."""
+        where = f" at {url}" if url else ""
+        super().__init__(
+            f"another simulator has the books {books}{where}: use that one (its page and POST {url}/_sim/faults take a "
+            "plan), stop it first, or give this one books and a port of its own (--books FILE --port 0)"
+        )
+
+
+def address_of(books: Path) -> str:
+    """Where the simulator that has these books listens; nothing where it does not say."""
+    try:
+        return _address(books).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _address(books: Path) -> Path:
+    return books.with_name(f"{books.name}.address")
+
+
 class _Leash(asyncio.Protocol):
     """Notices the end of whoever holds the other end of our standard input."""
 
@@ -91,8 +131,14 @@ async def _serve(
     endpoints: Mapping[str, Endpoint],
     anywhere: bool,
     until_stdin_closes: bool,
+    listen: Mapping[str, int],
 ) -> None:
-    simulator = Simulator(books, every_dialect(), seed=seed, plan=plan, page=SimulatorPage(every_dialect(), host))
+    try:
+        simulator = Simulator(books, every_dialect(), seed=seed, plan=plan, page=SimulatorPage(every_dialect(), host))
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+        raise BooksInUse(books, address_of(books)) from error
     simulator.set_endpoints(endpoints)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -101,7 +147,11 @@ async def _serve(
     if until_stdin_closes:
         await loop.connect_read_pipe(lambda: _Leash(stopped), sys.stdin)
     await simulator.start(host, port, anywhere=anywhere)
-    sys.stdout.write(json.dumps({"url": simulator.url}) + "\n")
+    # For whoever comes with the same books: the lock on them tells that we are here, this where.
+    _address(books).write_text(simulator.url, encoding="ascii")
+    more = {dialect: await simulator.listen(dialect, its_port) for dialect, its_port in listen.items()}
+    sys.stdout.write(json.dumps({"url": simulator.url, **more}) + "\n")
     sys.stdout.flush()
     await stopped.wait()
     await simulator.stop()
+    _address(books).unlink(missing_ok=True)

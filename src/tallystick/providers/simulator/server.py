@@ -1,6 +1,7 @@
 """The simulator as a whole: one HTTP server, the books, and what happens by itself as the clock goes on.
 
-/stripe /adyen /square /wise   the dialects
+/stripe /adyen /square /wise   the dialects; also without the prefix, as http://stripe.localhost:PORT or on a port of
+                               their own: clients that know no prefix
 /_sim/...                      control
 everything else                the page, if there is one
 """
@@ -23,7 +24,7 @@ from tallystick.providers.simulator.control import Control
 from tallystick.providers.simulator.dialect import Dialect, Endpoint, Reply, Request
 from tallystick.providers.simulator.endpoints import checked
 from tallystick.providers.simulator.faults import Faults
-from tallystick.providers.simulator.guard import foreign_host, refusal
+from tallystick.providers.simulator.guard import dialect_host, foreign_host, refusal
 from tallystick.providers.simulator.handling import ROLL_FORWARD, Handling
 from tallystick.providers.simulator.keys import Keys
 from tallystick.providers.simulator.webhooks import Webhooks
@@ -77,6 +78,7 @@ class Simulator:
         self._awake = asyncio.Event()
         self._settling = asyncio.Lock()
         self._server: asyncio.Server | None = None
+        self._more: list[asyncio.Server] = []
         self._tending: asyncio.Task[None] | None = None
         self._host = ""
         self.url = ""
@@ -98,7 +100,7 @@ class Simulator:
         self.books.commit()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._connections), host, port, backlog=1024
+            lambda: Connection(self._handle, self._connections, self.clock.http_date), host, port, backlog=1024
         )
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
@@ -109,25 +111,47 @@ class Simulator:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, *self._more):
+            if server is not None:
+                server.close()
         for connection in list(self._connections):
             connection.close()
         self._webhooks.stop()
         self.books.close()
 
+    async def listen(self, name: str, port: int) -> str:
+        """Have a dialect on a port of its own as well, without its prefix; its address. Raises KeyError."""
+        dialect = self._dialects[name]
+
+        def handle(request: Request, exchange: Exchange) -> None:
+            self._handle_dialect(dialect, request, exchange)
+
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(handle, self._connections, self.clock.http_date), self._host, port, backlog=1024
+        )
+        self._more.append(server)
+        host, bound = server.sockets[0].getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+
+    def _handle_dialect(self, dialect: Dialect, request: Request, exchange: Exchange) -> None:
+        unwelcome = foreign_host(request, self._host)
+        if unwelcome is not None:
+            exchange.answer(Reply(403, msgspec.json.encode({"error": unwelcome})))
+            return
+        self._handling.handle(dialect, request, exchange)
+
     def _handle(self, request: Request, exchange: Exchange) -> None:
         _, name, *_ = (*request.path.split("/", 2), "")
+        named = self._dialects.get(dialect_host(request))
+        if named is not None:
+            self._handle_dialect(named, request, exchange)
+            return
         dialect = self._dialects.get(name)
         if dialect is not None:
-            unwelcome = foreign_host(request, self._host)
-            if unwelcome is not None:
-                exchange.answer(Reply(403, msgspec.json.encode({"error": unwelcome})))
-                return
             below = Request(
                 request.method, request.path[len(name) + 1 :] or "/", request.query, request.headers, request.body
             )
-            self._handling.handle(dialect, below, exchange)
+            self._handle_dialect(dialect, below, exchange)
             return
         if name == "_sim":
             unwelcome = refusal(request, self._host, is_form=False)

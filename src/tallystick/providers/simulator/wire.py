@@ -32,6 +32,8 @@ _ABORT: Final = struct.pack("ii", 1, 0)
 _LOG: Final = logging.getLogger(__name__)
 
 Handle = Callable[[Request, "Exchange"], None]
+# What the head of an answer says of the time.
+Date = Callable[[], str]
 
 
 class Exchange:
@@ -39,6 +41,7 @@ class Exchange:
 
     def __init__(self, connection: "Connection", *, keep_alive: bool, has_body: bool = True) -> None:
         self._connection: Connection | None = connection
+        self._date = connection.date
         self._keep_alive = keep_alive
         # An answer to HEAD has the head of the answer to GET, and ends there.
         self._has_body = has_body
@@ -77,14 +80,15 @@ class Exchange:
         return connection
 
     def _rendered(self, reply: Reply, *, keep_alive: bool) -> bytes:
-        return _rendered(reply, keep_alive=keep_alive, has_body=self._has_body)
+        return _rendered(reply, date=self._date(), keep_alive=keep_alive, has_body=self._has_body)
 
 
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, handle: Handle, connections: "set[Connection]") -> None:
+    def __init__(self, handle: Handle, connections: "set[Connection]", date: Date) -> None:
         self._handle = handle
+        self.date = date
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -224,7 +228,7 @@ class Connection(asyncio.Protocol):
             self.finish(self._refusal, close=True)
 
     def _refuse(self, status: int) -> None:
-        self._refusal = _rendered(Reply(status, headers=()), keep_alive=False)
+        self._refusal = _rendered(Reply(status, headers=()), date=self.date(), keep_alive=False)
         if not self._busy:
             self._next()
 
@@ -235,8 +239,8 @@ def _header_name(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
-def _rendered(reply: Reply, *, keep_alive: bool, has_body: bool = True) -> bytes:
-    lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}"]
+def _rendered(reply: Reply, *, date: str, keep_alive: bool, has_body: bool = True) -> bytes:
+    lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}", f"date: {date}"]
     lines += [f"{name}: {value}" for name, value in reply.headers]
     lines += [f"content-length: {len(reply.body)}", f"connection: {'keep-alive' if keep_alive else 'close'}", "", ""]
     return "\r\n".join(lines).encode("latin-1") + (reply.body if has_body else b"")

@@ -34,7 +34,8 @@ from tallystick.core.provider import (
 from tallystick.errors import Misconfigured
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.http import Reply
-from tallystick.providers.line import Headers, Line
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.scanning import Scanner
 from tallystick.providers.square import listing, lookup, webhook
 from tallystick.providers.square.account import SquareAccount
 from tallystick.providers.square.facts import FACTS, SQUARE_VERSION
@@ -44,6 +45,8 @@ from tallystick.providers.square.reply import read_reply
 from tallystick.providers.square.request import request_for
 
 _OK: Final = 200
+# It cannot be cancelled as it stands: how it stands must be asked.
+_NOT_POSSIBLE: Final = 400
 
 
 class Square:
@@ -64,6 +67,7 @@ class Square:
         self.account: str = f"location {account.location_id}"
         self._account = account
         self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
+        self._scanner = Scanner()
         self._line = Line(
             FACTS,
             account.api_base,
@@ -91,11 +95,40 @@ class Square:
         """Always Refused: Square cannot pay third parties."""
         return await self._send(transfer, sending)
 
-    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:
+        """Cancel a payment by its id. One that Square does not cancel is asked for: it may be completed.
+
+        Never by its key: that voids a completed payment too, and says as much when there is none.
+        """
+        if not is_id(payment_id):
+            return Unknown(code="id_invalid", message="It is no id of Square's, so nothing was sent.")
+        said = await self._line.send(
+            "POST",
+            f"{PATHS['charge']}/{quote(payment_id, safe='')}/cancel",
+            headers=(("content-type", "application/json"),),
+            body=b"{}",
+            sending=sending,
+        )
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=(said.exchange,))
+        if said.result.status == _NOT_POSSIBLE:
+            return await self.fetch("charge", payment_id)
+        return _shown("charge", payment_id, said)
+
+    async def look_up(
+        self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
         """List what was made since the first send, and match our key."""
-        location_id = self._account.location_id
         return await lookup.look_up(
-            self._line, instruction, location_id=location_id, first_sent_at=first_sent_at, now=now
+            self._line,
+            self._scanner,
+            instruction,
+            location_id=self._account.location_id,
+            first_sent_at=first_sent_at,
+            now=now,
+            until=until,
         )
 
     async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
@@ -104,23 +137,9 @@ class Square:
             return Unknown(code="cannot_push_money", message="Square has no transfers, so nothing was asked.")
         if not is_id(provider_id):
             return Unknown(code="id_invalid", message="It is no id of Square's, so nothing was asked.")
-        said = await self._line.ask("GET", f"{PATHS[purpose]}/{quote(provider_id, safe='')}")
-        evidence = (said.exchange,)
-        if not isinstance(said.result, Reply):
-            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=evidence)
-        if said.result.status != _OK:
-            return Unknown(
-                code=f"status_{said.result.status}",
-                message=f"Square answered {said.result.status} to a question for one {purpose}.",
-                evidence=evidence,
-            )
-        try:
-            kept = read_object_of(purpose, said.result.body)
-            if kept.id != provider_id:
-                return Unknown(code="answer_differs", message="Square answered with another object.", evidence=evidence)
-            return Done(movement=kept.movement(), evidence=evidence)
-        except Unreadable as error:
-            return Unknown(code="answer_unreadable", message=f"Square's answer: {error}.", evidence=evidence)
+        return _shown(
+            purpose, provider_id, await self._line.ask("GET", f"{PATHS[purpose]}/{quote(provider_id, safe='')}")
+        )
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """A transfer stays one, though Square refuses it."""
@@ -144,6 +163,10 @@ class Square:
             return (webhook.parse(body),)
         except Unreadable as error:
             return Forged("unreadable", f"Square signed it, but {error}.")
+
+    def time(self) -> datetime | None:
+        """As the last answer told."""
+        return self._line.time()
 
     async def ping(self) -> Reachability:
         """The seller's locations."""
@@ -175,3 +198,23 @@ class Square:
             ("authorization", f"Bearer {self._account.api_key.reveal()}"),
             ("square-version", SQUARE_VERSION),
         )
+
+
+def _shown(purpose: Purpose, provider_id: str, said: Said) -> Answer:
+    """The one object that was asked for, as Square shows it."""
+    evidence = (said.exchange,)
+    if not isinstance(said.result, Reply):
+        return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=evidence)
+    if said.result.status != _OK:
+        return Unknown(
+            code=f"status_{said.result.status}",
+            message=f"Square answered {said.result.status} to a question for one {purpose}.",
+            evidence=evidence,
+        )
+    try:
+        kept = read_object_of(purpose, said.result.body)
+        if kept.id != provider_id:
+            return Unknown(code="answer_differs", message="Square answered with another object.", evidence=evidence)
+        return Done(movement=kept.movement(), evidence=evidence)
+    except Unreadable as error:
+        return Unknown(code="answer_unreadable", message=f"Square's answer: {error}.", evidence=evidence)

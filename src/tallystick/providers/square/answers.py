@@ -4,8 +4,8 @@ Codes and categories are those of the official list (docs/providers.md 4, Errors
 category and a status that refuses: the same code on a 5xx stays Unknown. A reply may hold several errors, and says
 what all of them say: where they disagree, nothing is known.
 
-Left out, and so Unknown: codes that only repeat a status (BAD_REQUEST, GONE, UNPROCESSABLE_ENTITY), and those of
-other products.
+Other codes of these categories (those that only repeat a status, such as BAD_REQUEST, and those that Square adds) say
+by status and category alone that it is refused: `core.settlement.believed` decides whether that is the end of it.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,16 @@ TABLE: Final[tuple[Row, ...]] = (
     *_refusing("PAYMENT_METHOD_ERROR", _DECLINED, f"{_LIST}, PAYMENT_METHOD_ERROR"),
     *_refusing("INVALID_REQUEST_ERROR", _WRONG, f"{_LIST}, INVALID_REQUEST_ERROR"),
     *_refusing("REFUND_ERROR", _REFUND_DENIED, "docs/providers.md 4, Refund guards"),
+    # A limit or a conflict under another status than its own: not turned away by what the request says.
+    Row(code="RATE_LIMITED", verdict="unknown", source="docs/providers.md 4, Retryable codes"),
+    *(
+        Row(status=status, type=category, verdict="says_refused", source=f"{_LIST}, by category")
+        for category in ("PAYMENT_METHOD_ERROR", "INVALID_REQUEST_ERROR", "REFUND_ERROR")
+        for status in _REFUSING_STATUSES
+    ),
 )
+# Both refuse; together they are as sure as the less sure of the two.
+_REFUSING: Final = frozenset({"refused", "says_refused"})
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -87,6 +96,14 @@ class Fault(msgspec.Struct, frozen=True):
 
 class _Envelope(msgspec.Struct, frozen=True):
     errors: list[Fault]
+    # What was made before it failed, where something was.
+    payment: msgspec.Raw = msgspec.Raw()
+    refund: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def names_an_object(self) -> bool:
+        """Whether something exists at Square all the same."""
+        return any(bytes(found) not in {b"", b"null"} for found in (self.payment, self.refund))
 
 
 _DECODER: Final = msgspec.json.Decoder(_Envelope)
@@ -95,8 +112,9 @@ MOST_MESSAGE_CHARACTERS: Final = 500
 
 def meaning(reply: Reply, evidence: tuple[Exchange, ...]) -> Refused | Busy | Unknown:
     """What an error reply means for the money."""
-    troubles = _troubles(reply)
-    if len({_verdict(trouble) for trouble in troubles}) > 1:
+    troubles = sorted(_troubles(reply), key=lambda trouble: _verdict(trouble) == "refused")
+    verdicts = {_verdict(trouble) for trouble in troubles}
+    if len(verdicts) > 1 and verdicts != _REFUSING:
         return Unknown(
             code="errors_disagree",
             message="; ".join(trouble.message for trouble in troubles)[:MOST_MESSAGE_CHARACTERS],
@@ -108,14 +126,20 @@ def meaning(reply: Reply, evidence: tuple[Exchange, ...]) -> Refused | Busy | Un
 def _troubles(reply: Reply) -> Sequence[Trouble]:
     """One for each error; a body that cannot be read leaves the status alone to speak."""
     try:
-        faults = _DECODER.decode(reply.body).errors
+        envelope = _DECODER.decode(reply.body)
     except UNDECODABLE:
-        faults = []
-    if not faults:
+        envelope = _Envelope([])
+    if not envelope.errors:
         return [Trouble(reply=reply, message=f"Square answered {reply.status} without words.")]
     return [
-        Trouble(reply=reply, type=fault.category, code=fault.code, message=_words(fault)[:MOST_MESSAGE_CHARACTERS])
-        for fault in faults
+        Trouble(
+            reply=reply,
+            type=fault.category,
+            code=fault.code,
+            message=_words(fault)[:MOST_MESSAGE_CHARACTERS],
+            is_whole=bool(fault.code) and not envelope.names_an_object,
+        )
+        for fault in envelope.errors
     ]
 
 

@@ -27,12 +27,14 @@ FACTS: Final = Facts(
     pushes_money=False,  # 4, Payouts: read-only
     answer_seconds=20.0,  # ours: 4 knows only the official package's own 60 s
     longest_in_flight=timedelta(minutes=2),  # assumed: nothing is published
+    list_lag=timedelta(minutes=2),  # 4, List filters: seconds late; how late at most is not published
     bounces=MappingProxyType({"refund": timedelta(days=30)}),  # assumed: nothing is published
     lists=frozenset({"charge", "refund", "payout"}),  # 4
     # 4, Backfill: retention unverified. The official package words the search as one of a span of 28 days, and only
     # what happens while the seller has events enabled can be found.
     events_reach=timedelta(days=28),
     webhook_tolerance=None,  # 4, No timestamp in the signature
+    cancels_charges=True,  # 4, Complete / cancel / get / list
     requests_per_second=10.0,  # assumed: Square does not publish its limits
     concurrency=200,  # ours
 )

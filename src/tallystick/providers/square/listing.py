@@ -13,11 +13,11 @@ import msgspec
 
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, EventPage, Movement
-from tallystick.errors import ProviderUnreachable
+from tallystick.errors import PartlyUnreadable, ProviderUnreachable
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
+from tallystick.providers.scanning import SKEW
 from tallystick.providers.square.facts import FACTS
-from tallystick.providers.square.lookup import SKEW
 from tallystick.providers.square.objects import UNDECODABLE, Page, Unreadable, is_id, read_object
 from tallystick.providers.square.pages import PAGE_SIZE, page_in, pages, text_of
 from tallystick.providers.square.webhook import parse_listed
@@ -83,7 +83,7 @@ async def movements(line: Line, *, location_id: str, since: datetime, until: dat
             raise ProviderUnreachable("square", str(error)) from error
     if odd:
         more = f" and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
-        raise ProviderUnreachable("square", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
+        raise PartlyUnreadable("square", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
 
 
 async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:

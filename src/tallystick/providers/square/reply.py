@@ -6,6 +6,7 @@ was not proven, and stays Unknown.
 
 from typing import Final
 
+from tallystick.core.mark import is_older
 from tallystick.core.provider import Answer, Done, Exchange, Refused, Unknown
 from tallystick.providers.http import Reply
 from tallystick.providers.square.answers import meaning
@@ -45,7 +46,9 @@ def read_reply(reply: Reply, request: Request, exchange: Exchange) -> Answer:
             message=f"Square made {kept.id} and it is {kept.status}: no money moved.",
             evidence=evidence,
         )
-    return Done(movement=movement, evidence=evidence)
+    # Square does not say that it answers from memory: its own clock does.
+    replayed = is_older(movement.created_at, reply.headers.get("date", ""))
+    return Done(movement=movement, replayed=replayed, evidence=evidence)
 
 
 def _is_what_was_asked(kept: Kept, request: Request) -> bool:

@@ -31,7 +31,8 @@ from tallystick.core.provider import (
 from tallystick.errors import Misconfigured
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.http import Reply
-from tallystick.providers.line import Headers, Line
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.scanning import Scanner
 from tallystick.providers.stripe import listing, lookup, webhook
 from tallystick.providers.stripe.account import StripeAccount
 from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
@@ -40,6 +41,8 @@ from tallystick.providers.stripe.reply import done_with, read_reply
 from tallystick.providers.stripe.request import is_account, purpose_of, request_for
 
 _OK: Final = 200
+# It cannot be cancelled in the state that it is in: which one that is must be asked.
+_UNEXPECTED_STATE: Final = 400
 _LIVE_PREFIXES: Final = ("sk_live_", "rk_live_")
 
 
@@ -67,6 +70,7 @@ class Stripe:
         self.account: str = f"{mode} {account.account_id}".rstrip()
         self._account = account
         self.requests_per_second: float = account.requests_per_second or FACTS.requests_per_second
+        self._scanner = Scanner()
         self._line = Line(
             FACTS,
             account.api_base,
@@ -94,9 +98,26 @@ class Stripe:
         """A transfer to a connected account, or a payout to a bank."""
         return await self._send(transfer, sending)
 
-    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:
+        """Cancel a PaymentIntent. One that Stripe does not cancel is asked for: it may have succeeded."""
+        if not is_id(payment_id):
+            return Unknown(code="id_invalid", message="It is no id of Stripe's, so nothing was sent.")
+        said = await self._line.send("POST", f"{PATHS['charge']}/{payment_id}/cancel", sending=sending)
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=(said.exchange,))
+        if said.result.status == _UNEXPECTED_STATE:
+            return await self.fetch("charge", payment_id)
+        return _shown("charge", payment_id, "", said)
+
+    async def look_up(
+        self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
         """Ask Stripe's books by our key."""
-        return await lookup.look_up(self._line, instruction, first_sent_at=first_sent_at, now=now)
+        return await lookup.look_up(
+            self._line, self._scanner, instruction, first_sent_at=first_sent_at, now=now, until=until
+        )
 
     async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
         """One object by its id."""
@@ -104,23 +125,9 @@ class Stripe:
         if not is_id(object_id) or (account and not is_id(account)):
             return Unknown(code="id_invalid", message="It is no id of Stripe's, so nothing was asked.")
         named: Headers = (("stripe-account", account),) if account else ()
-        said = await self._line.ask("GET", f"{PATHS[purpose]}/{object_id}", headers=named)
-        evidence = (said.exchange,)
-        if not isinstance(said.result, Reply):
-            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=evidence)
-        if said.result.status != _OK:
-            return Unknown(
-                code=f"status_{said.result.status}",
-                message=f"Stripe answered {said.result.status} to a question for one {purpose}.",
-                evidence=evidence,
-            )
-        try:
-            kept = read_object(purpose, said.result.body)
-            if kept.id != object_id:
-                return Unknown(code="answer_differs", message="Stripe answered with another object.", evidence=evidence)
-            return done_with(kept, account, evidence)
-        except Unreadable as error:
-            return Unknown(code="answer_unreadable", message=f"Stripe's answer: {error}.", evidence=evidence)
+        return _shown(
+            purpose, object_id, account, await self._line.ask("GET", f"{PATHS[purpose]}/{object_id}", headers=named)
+        )
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """A transfer to a bank is a payout."""
@@ -147,6 +154,10 @@ class Stripe:
         except Unreadable as error:
             return Forged("unreadable", f"Stripe signed it, but {error}.")
 
+    def time(self) -> datetime | None:
+        """As the last answer told."""
+        return self._line.time()
+
     async def ping(self) -> Reachability:
         """The balance: every key may read it."""
         return await self._line.ping("/v1/balance")
@@ -156,7 +167,7 @@ class Stripe:
         await self._line.close()
 
     async def _send(self, instruction: Instruction, sending: Sending) -> Answer:
-        request = request_for(instruction)
+        request = request_for(instruction, sending.mark)
         if isinstance(request, Refused):
             return request
         said = await self._line.send("POST", request.path, headers=request.headers, body=request.body, sending=sending)
@@ -171,3 +182,23 @@ class Stripe:
             ("authorization", f"Bearer {self._account.api_key.reveal()}"),
             ("stripe-version", STRIPE_VERSION),
         )
+
+
+def _shown(purpose: Purpose, object_id: str, account: str, said: Said) -> Answer:
+    """The one object that was asked for, as Stripe shows it."""
+    evidence = (said.exchange,)
+    if not isinstance(said.result, Reply):
+        return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=evidence)
+    if said.result.status != _OK:
+        return Unknown(
+            code=f"status_{said.result.status}",
+            message=f"Stripe answered {said.result.status} to a question for one {purpose}.",
+            evidence=evidence,
+        )
+    try:
+        kept = read_object(purpose, said.result.body)
+        if kept.id != object_id:
+            return Unknown(code="answer_differs", message="Stripe answered with another object.", evidence=evidence)
+        return done_with(kept, account, evidence)
+    except Unreadable as error:
+        return Unknown(code="answer_unreadable", message=f"Stripe's answer: {error}.", evidence=evidence)

@@ -1,6 +1,8 @@
 """What Stripe's errors mean for the money. Data, and the taking apart of an error reply. Pure.
 
-Only statuses that a source gives to a refusal can refuse: the same code on a 5xx stays Unknown.
+Only statuses that a source gives to a refusal can refuse: the same code on a 5xx stays Unknown. Stripe refuses much
+without a code we know (a currency that is not supported, a capability that is missing, more than is left to refund):
+`invalid_request_error` says so by its type, and `core.settlement.believed` decides whether that is the end of it.
 """
 
 from typing import Final
@@ -10,7 +12,7 @@ import msgspec
 from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, Trouble, classify
 from tallystick.providers.http import Reply
-from tallystick.providers.stripe.objects import UNDECODABLE
+from tallystick.providers.stripe.objects import PAYMENT_INTENT_STATES, UNDECODABLE, is_id
 
 # 2.4 leaves the status of some codes open (balance_insufficient): these are the ones a refusal comes with.
 _REFUSING_STATUSES: Final = (400, 402, 404)
@@ -70,7 +72,14 @@ TABLE: Final[tuple[Row, ...]] = (
     *_refusing(_DESTINATION_CODES, "docs/providers.md 2.4, account_closed and its likes"),
     *_refusing(_REQUEST_CODES, "docs/providers.md 2.4, the request is wrong"),
     *_refusing(_REFUND_CODES, "docs/providers.md 2.4, refund not possible"),
+    # A limiter or a lock that answers with another status than 429: not turned away by what the request says.
+    Row(code="rate_limit", verdict="unknown", source="docs/providers.md 2.3, exception map"),
+    Row(code="lock_timeout", verdict="unknown", source="docs/providers.md 2.4, lock_timeout"),
+    Row(status=400, type="invalid_request_error", verdict="says_refused", source="docs/providers.md 2.4, by type"),
+    Row(status=404, type="invalid_request_error", verdict="says_refused", source="docs/providers.md 2.4, by type"),
 )
+# Stripe's word on whether the same request may be sent again (docs/providers.md 1): then it has not refused it.
+_SHOULD_RETRY: Final = "stripe-should-retry"
 
 
 class _Detail(msgspec.Struct, frozen=True):
@@ -78,6 +87,28 @@ class _Detail(msgspec.Struct, frozen=True):
     code: str | None = None
     message: str | None = None
     decline_code: str | None = None
+    # What was made before it failed, where something was.
+    payment_intent: msgspec.Raw = msgspec.Raw()
+    charge: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def names_an_object(self) -> bool:
+        """Whether something exists at Stripe all the same."""
+        return any(bytes(found) not in {b"", b"null"} for found in (self.payment_intent, self.charge))
+
+    @property
+    def left_as(self) -> str:
+        """The id of a PaymentIntent that the refusal leaves behind, still to be confirmed by whoever has its secret."""
+        try:
+            left = msgspec.json.decode(self.payment_intent, type=_Left)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return ""
+        return left.id if PAYMENT_INTENT_STATES.get(left.status) == "waiting" and is_id(left.id) else ""
+
+
+class _Left(msgspec.Struct, frozen=True):
+    id: str
+    status: str
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -104,12 +135,23 @@ def trouble(reply: Reply) -> Trouble:
         code=detail.code or "",
         message=words[:MOST_MESSAGE_CHARACTERS],
         replayed=replayed,
+        is_whole=bool(detail.type and detail.message)
+        and not detail.names_an_object
+        and reply.headers.get(_SHOULD_RETRY, "").strip().lower() != "true",
     )
 
 
 def meaning(reply: Reply, evidence: tuple[Exchange, ...]) -> Refused | Busy | Unknown:
     """What an error reply means for the money."""
-    return classify(TABLE, trouble(reply), evidence)
+    answer = classify(TABLE, trouble(reply), evidence)
+    return msgspec.structs.replace(answer, left_as=_left(reply)) if isinstance(answer, Refused) else answer
+
+
+def _left(reply: Reply) -> str:
+    try:
+        return _DECODER.decode(reply.body).error.left_as
+    except UNDECODABLE:
+        return ""
 
 
 def is_replayed(reply: Reply) -> bool:

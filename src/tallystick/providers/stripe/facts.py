@@ -36,6 +36,7 @@ FACTS: Final = Facts(
     lists=frozenset({"charge", "refund", "transfer", "payout"}),  # 2.5 to 2.8
     events_reach=timedelta(days=30),  # 2.11
     webhook_tolerance=timedelta(seconds=300),  # 2.10; in both directions, unlike the official package
+    cancels_charges=True,  # 2.6: every state but succeeded
     requests_per_second=25.0,  # 2.1: default per endpoint
     concurrency=200,  # ours: 2.1 names a concurrency limiter without its number
 )

@@ -12,7 +12,7 @@ from typing import Final
 
 from tallystick.core.currencies import Purpose
 from tallystick.core.provider import Event, EventPage, Exchange, Movement
-from tallystick.errors import ProviderUnreachable
+from tallystick.errors import PartlyUnreadable, ProviderUnreachable
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.facts import FACTS
@@ -57,7 +57,7 @@ async def movements(
             yield movement
     if odd:
         more = f" and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
-        raise ProviderUnreachable("stripe", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
+        raise PartlyUnreadable("stripe", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
 
 
 async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:

@@ -19,6 +19,8 @@ from tallystick.core.provider import Movement, State
 
 # Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
 KEY_FIELD: Final = "tally_key"
+# Whose it is (`core.mark`).
+MARK_FIELD: Final = "tally_mark"
 REASON_FIELD: Final = "tally_reason"
 
 PAYMENT_INTENT_STATES: Final[Mapping[str, State]] = MappingProxyType(
@@ -323,6 +325,8 @@ def _movement(
     # Asked so: whether something is a struct, a metaclass written in Python answers.
     if not isinstance(amount, int):
         raise Unreadable("its amount cannot be held")
+    # A dispute has metadata of its own, which is not ours to write.
+    mark = "" if isinstance(kept, Dispute) else (kept.metadata or {}).get(MARK_FIELD, "")
     if "\0" in status or "\0" in reference or "\0" in parent or "\0" in about:
         raise Unreadable("a text of it cannot be stored")
     return Movement(
@@ -336,5 +340,6 @@ def _movement(
         reference=reference,
         parent=parent,
         about=about,
+        mark=mark,
         created_at=moment(kept.created),
     )

@@ -21,7 +21,7 @@ from tallystick.core.currencies import Purpose
 from tallystick.core.keys import hex64
 from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
 from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer
-from tallystick.providers.stripe.objects import KEY_FIELD, PATHS, REASON_FIELD, is_id
+from tallystick.providers.stripe.objects import KEY_FIELD, MARK_FIELD, PATHS, REASON_FIELD, is_id
 from tallystick.providers.text import is_writable
 
 Pairs = tuple[tuple[str, str], ...]
@@ -30,6 +30,7 @@ Pairs = tuple[tuple[str, str], ...]
 # because a text that Stripe finds too long would leave the payment Unknown for nothing.
 MOST_TEXT_CHARACTERS: Final = 500
 _KEY_NAME: Final = f"metadata[{KEY_FIELD}]"
+_MARK_NAME: Final = f"metadata[{MARK_FIELD}]"
 _REASON_NAME: Final = f"metadata[{REASON_FIELD}]"
 _REASONS: Final = frozenset({"duplicate", "fraudulent", "requested_by_customer"})
 _CONNECTED: Final = re.compile(r"acct_[A-Za-z0-9]+")
@@ -85,8 +86,8 @@ def account_of(instruction: Instruction) -> str:
     return (match.group(1) or "") if match else ""
 
 
-def request_for(instruction: Instruction) -> Request | Refused:
-    """The one request for an instruction; Refused: nothing must be sent. First match wins."""
+def request_for(instruction: Instruction, mark: str = "") -> Request | Refused:
+    """The one request for an instruction, with its intent's mark; Refused: nothing must be sent. First match wins."""
     purpose = purpose_of(instruction)
     fault = amount_fault(instruction.amount_micros)
     if fault is not None:
@@ -96,13 +97,17 @@ def request_for(instruction: Instruction) -> Request | Refused:
     minor = to_minor(instruction.amount_micros, instruction.currency, provider="stripe", purpose=purpose)
     if isinstance(minor, NotRepresentable):
         return _refused(minor.code, f"{minor.message} So it is with Stripe for a {purpose}.")
+    request: Request | Refused
     match instruction:
         case Charge():
-            return _charge(instruction, minor)
+            request = _charge(instruction, minor)
         case Refund():
-            return _refund(instruction, minor)
+            request = _refund(instruction, minor)
         case Transfer():
-            return _transfer(instruction, minor, purpose)
+            request = _transfer(instruction, minor, purpose)
+    if not mark or isinstance(request, Refused):
+        return request
+    return msgspec.structs.replace(request, pairs=(*request.pairs, (_MARK_NAME, mark)))
 
 
 def payment_filter(payment_id: str) -> tuple[str, str] | None:

@@ -100,11 +100,19 @@ class Wise:
             case _:
                 assert_never(instruction)
 
-    async def look_up(self, instruction: Instruction, *, first_sent_at: datetime, now: datetime) -> Looked:
+    async def cancel(self, payment_id: str, sending: Sending) -> Answer:
+        """Nothing is sent: Wise takes no payments."""
+        del payment_id, sending
+        return Unknown(code="cannot_cancel", message="Wise takes no payments.")
+
+    async def look_up(
+        self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
+    ) -> Looked:
         """Transfers by our reference, out of all since the first send."""
         match instruction:
             case Transfer():
-                return await self._listing.look_up(uuid_form(instruction.key), first_sent_at=first_sent_at, now=now)
+                end = now if until is None else min(now, until)
+                return await self._listing.look_up(uuid_form(instruction.key), first_sent_at=first_sent_at, now=end)
             case Charge() | Refund():
                 return Undecided(code="no_lookup", message="Wise takes no payments, so it has none to show.")
             case _:
@@ -154,6 +162,10 @@ class Wise:
         """The signature covers no time, so `now` decides nothing."""
         del now
         return receive(self._keys, self._account.profile_id, headers, body)
+
+    def time(self) -> datetime | None:
+        """As the last answer told."""
+        return self._line.time()
 
     async def ping(self) -> Reachability:
         """List one transfer."""

@@ -1,7 +1,8 @@
 """What Wise's errors mean for the money. Data; `classification` reads it. What no row matches is Unknown.
 
-Making a transfer moves nothing; funding does. So an error that tells what is wrong with the request is final when it
-answers the making, and is not when it answers the funding: the transfer is there, and somebody else may fund it.
+Making a transfer moves nothing; funding does. So an error that tells what is wrong with the request refuses it when it
+answers what comes before a transfer is there, and not when it answers the funding: somebody else may fund what is
+there. Wise's codes are not listed, so `core.settlement.believed` decides whether that is the end of it.
 """
 
 from typing import Final, Literal
@@ -19,6 +20,7 @@ SCA_REQUIRED: Final = "sca_required"
 _SCA_HEADER: Final = "x-2fa-approval"
 _FORBIDDEN: Final = 403
 _MESSAGE_CHARACTERS: Final = 300
+_BEFORE_FUNDING: Final = "docs/providers.md 5, Flow: nothing is paid before funding"
 
 TABLE: Final[tuple[Row, ...]] = (
     # How Wise answers a repeated id with other data nobody has seen (docs/providers.md 9): an earlier transfer of ours
@@ -32,8 +34,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(status=429, verdict="busy", source="docs/providers.md 5, Rate limit"),
     # A second funding, or a key in flight: the saga asks; whoever does not, must not guess.
     Row(status=409, verdict="unknown", source="docs/providers.md 5, Duplicate guards"),
-    Row(status=400, type=FAULTS, verdict="refused", source="docs/providers.md 5, Flow: nothing is paid before funding"),
-    Row(status=422, type=FAULTS, verdict="refused", source="docs/providers.md 5, Flow: nothing is paid before funding"),
+    Row(status=400, type=FAULTS, verdict="says_refused", source=_BEFORE_FUNDING),
+    Row(status=422, type=FAULTS, verdict="says_refused", source=_BEFORE_FUNDING),
     Row(status=408, verdict="unknown", source="docs/providers.md 5, Funding has no key"),
     Row(status=500, verdict="unknown", source="docs/providers.md 1, Differences 1"),
     Row(status=502, verdict="unknown", source="docs/providers.md 1, Differences 1"),
@@ -68,4 +70,5 @@ def trouble(reply: Reply, step: Literal["making", "funding"]) -> Trouble:
         kind = FUNDING
     said = "; ".join(f"{fault.path or ''} {fault.message or fault.code}".strip() for fault in faults)
     message = f"Wise answered {reply.status} to the {step}. {said}".strip()
-    return Trouble(reply=reply, type=kind, code=code, message=message[:_MESSAGE_CHARACTERS])
+    is_whole = bool(faults) and all(fault.code for fault in faults)
+    return Trouble(reply=reply, type=kind, code=code, message=message[:_MESSAGE_CHARACTERS], is_whole=is_whole)

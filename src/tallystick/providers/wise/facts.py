@@ -28,6 +28,8 @@ FACTS: Final = Facts(
     answer_seconds=30.0,
     # Assumed: nothing is published. The last of the four calls may start late.
     longest_in_flight=timedelta(minutes=5),
+    # Assumed: nothing is published of how late the list is.
+    list_lag=timedelta(minutes=2),
     # 5, Not final: outgoing_payment_sent can bounce, sometimes after weeks.
     bounces={"transfer": timedelta(days=30)},
     lists=frozenset({"transfer"}),

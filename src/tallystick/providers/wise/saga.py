@@ -35,10 +35,11 @@ is Busy is said of this send alone: an earlier one under the same key may have g
 """
 
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
 import msgspec
 
+from tallystick.core.mark import is_older
 from tallystick.core.provider import Answer, Busy, Done, Exchange, Refused, Sending, Unknown
 from tallystick.providers.classification import classify
 from tallystick.providers.http import Reply
@@ -88,6 +89,8 @@ class Saga:
         self._wording = wording
         self._sending = sending
         self._evidence: tuple[Exchange, ...] = ()
+        # When it answered last, by its own clock.
+        self._answered = ""
         self._quote_id = ""
         leave = timedelta(seconds=sending.sendable_until - steady())
         self._is_first = sending.not_after - sending.first_sent_at <= leave * _LEAVES_OF_A_FIRST_SEND
@@ -95,7 +98,7 @@ class Saga:
     async def run(self) -> Answer:
         """All four, as far as they go."""
         made = await self._transfer()
-        if isinstance(made, Refused):
+        if _refuses(made):
             made = await self._earlier(made)
         if not isinstance(made, Transfer):
             return made
@@ -120,7 +123,7 @@ class Saga:
             recipient_id = recipient.id
         return await self._make(quote.id, recipient_id)
 
-    async def _harmless(self, step: str, path: str, body: bytes, wanted: type[Read]) -> Read | Refused | Busy:
+    async def _harmless(self, step: str, path: str, body: bytes, wanted: type[Read]) -> Read | Refused | Busy | Unknown:
         """A call that cannot move money: an error is final by the table, and otherwise known not to have moved any."""
         said = await self._send("POST", path, body)
         if isinstance(said, Busy):
@@ -135,7 +138,7 @@ class Saga:
         if said.result.status < _ERROR:
             return self._nothing_moved(f"{step}_unreadable", f"Wise sent us elsewhere with the {step}.")
         answer = classify(TABLE, trouble(said.result, "making"), self._evidence)
-        if not isinstance(answer, Unknown):
+        if not isinstance(answer, Unknown) or answer.says_refused:
             return answer
         # An error we do not know will not go away by waiting, unless it is the server's own.
         person = said.result.status < _SERVER_ERROR
@@ -185,10 +188,10 @@ class Saga:
         self._evidence += finding.evidence
         if len(finding.transfers) == 1 and self._is_ours(finding.transfers[0]):
             return finding.transfers[0]
-        if isinstance(answer, Refused) and finding.broken is not None:
+        if _refuses(answer) and finding.broken is not None:
             message = f"Wise refused it ({answer.code}), and did not show whether an earlier send made a transfer."
             return self._nothing_moved("earlier_unclear", message)
-        if isinstance(answer, Refused) and finding.transfers:
+        if _refuses(answer) and finding.transfers:
             message = f"Wise refused it ({answer.code}), and shows what earlier sends made: not the one asked for."
             return self._unknown("earlier_differs", message)
         return msgspec.structs.replace(answer, evidence=self._evidence)
@@ -282,6 +285,8 @@ class Saga:
         if isinstance(said, Busy):
             return msgspec.structs.replace(said, evidence=self._evidence + said.evidence)
         self._evidence += (said.exchange,)
+        if isinstance(said.result, Reply):
+            self._answered = said.result.headers.get("date", "")
         return said
 
     def _settled(self, made: Transfer) -> Answer:
@@ -294,7 +299,8 @@ class Saga:
         moved = movement(made, funded_as=funded_as)
         if moved is None:
             return self._unknown("answer_unreadable", "Wise's transfer cannot be read.")
-        return Done(movement=moved, evidence=self._evidence)
+        # Wise does not say that it answers from memory: its own clock does.
+        return Done(movement=moved, replayed=is_older(moved.created_at, self._answered), evidence=self._evidence)
 
     def _unknown(self, code: str, message: str) -> Unknown:
         return Unknown(code=code, message=f"{message} It may have happened.", evidence=self._evidence)
@@ -307,3 +313,8 @@ class Saga:
             needs_person=needs_person,
             evidence=self._evidence,
         )
+
+
+def _refuses(made: Transfer | Answer) -> TypeGuard[Refused | Unknown]:
+    """Whether Wise refused to make it, for good or by its words alone."""
+    return isinstance(made, Refused) or (isinstance(made, Unknown) and made.says_refused)

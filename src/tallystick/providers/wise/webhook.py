@@ -30,17 +30,41 @@ MOST_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-signature-sha256"
 # Events about transfers: a change of state, a payout that failed, a refund.
 _ABOUT_TRANSFERS: Final = "transfers#"
+# A resource that is a profile itself.
+_PROFILE: Final = "profile"
 
 
 class _Resource(msgspec.Struct, frozen=True):
+    type: str | None = None
     id: int | str | None = None
     profile_id: int | str | None = None
 
 
 class _Data(msgspec.Struct, frozen=True):
+    """Most name what they are about by `resource`; a payout's failure names its transfer and profile beside it."""
+
     resource: _Resource | None = None
+    transfer_id: int | str | None = None
+    profile_id: int | str | None = None
     current_state: str | None = None
     occurred_at: str | None = None
+
+    @property
+    def about(self) -> str:
+        """The id of what it is about, or nothing."""
+        named = None if self.resource is None else self.resource.id
+        named = self.transfer_id if named is None else named
+        return "" if named is None else str(named)
+
+    @property
+    def profiles(self) -> set[str]:
+        """Whose it says it is, wherever it says so."""
+        named = {self.profile_id}
+        if self.resource is not None:
+            named.add(self.resource.profile_id)
+            if self.resource.type == _PROFILE:
+                named.add(self.resource.id)
+        return {str(profile) for profile in named if profile is not None}
 
 
 class _Notification(msgspec.Struct, frozen=True):
@@ -83,8 +107,7 @@ def receive(keys: Sequence[RSAPublicKey], profile_id: str, headers: Headers, bod
     data = None if notification is None else read(bytes(notification.data), _Data)
     if notification is None or data is None:
         return Forged("unreadable", "The signature is right, and the body cannot be read.")
-    profile = None if data.resource is None else data.resource.profile_id
-    if profile is not None and str(profile) != profile_id:
+    if not data.profiles <= {profile_id}:
         return Forged("other_account", "The signature is right, and it is about another profile than ours.")
     return (_event(notification, data, body),)
 
@@ -108,7 +131,7 @@ def _is_of(key: RSAPublicKey, signature: bytes, body: bytes) -> bool:
 
 
 def _event(notification: _Notification, data: _Data, body: bytes) -> Event:
-    resource = "" if data.resource is None or data.resource.id is None else str(data.resource.id)
+    resource = data.about
     if resource and data.current_state and data.occurred_at:
         key = f"{notification.event_type}:{resource}:{data.current_state}:{data.occurred_at}"
     else:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from tallystick.core.audit import step_digest
+from tallystick.core.author import current
 from tallystick.core.idempotency import Tenant
 from tallystick.core.ledger import account_unknown
 from tallystick.core.outcome import Rejected, transaction_name
@@ -71,7 +72,7 @@ async def _put(  # noqa: PLR0917 - those of put
     body = msgspec.json.encode(
         {"account": account_id, "currency": currency, "floor_micros": floor_micros, "limits": limits}
     )
-    await session.execute(_SQL["journal"], tenant.number, body, step_digest(tenant.name, "account", body))
+    await session.execute(_SQL["journal"], tenant.number, body, step_digest(tenant.name, "account", body), current())
     return Put.KEPT if found else Put.CREATED
 
 

@@ -15,7 +15,7 @@ INSERT INTO tally_velocity_limit (tenant_id, account_number, window_seconds, max
 VALUES (%s, %s, %s, %s, %s)
 
 -- name: journal
-INSERT INTO tally_journal (tenant_id, subject, body, digest) VALUES (%s, 'account', %s, %s)
+INSERT INTO tally_journal (tenant_id, subject, body, digest, author) VALUES (%s, 'account', %s, %s, %s)
 
 -- name: read
 SELECT number, id, currency, floor_micros, balance_micros, entries, created_at

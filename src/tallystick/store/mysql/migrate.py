@@ -4,7 +4,7 @@ One thing differs: DDL commits by itself here, so an interrupted migration is ha
 when whole, and every file can be run again.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
 
@@ -12,7 +12,7 @@ from asyncmy import errors
 
 from tallystick.errors import Misconfigured, SchemaMismatch, Unreachable
 from tallystick.settings import LIMITS
-from tallystick.store.migrate import Migration
+from tallystick.store.migrate import Applied, Migration, conflict, lack
 from tallystick.store.mysql.address import read_address
 from tallystick.store.mysql.database import Session, first_session, plain
 
@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS tally_migration (
 # Names of locks are shared by the whole server, and at most 64 characters long.
 _LOCK = "CONCAT('tally-migrate-', LEFT(SHA2(DATABASE(), 256), 32))"
 _BINARY_LOG_NEEDS_TRUST = 1419
+_NO_SUCH_TABLE = 1146
 
 
 def migrations() -> list[Migration]:
@@ -56,6 +57,40 @@ async def migrate(dsn: str) -> list[Migration]:
         session.abandon()
 
 
+async def require_current(dsn: str) -> None:
+    """Raise SchemaMismatch unless the database has exactly this code's schema. Changes nothing."""
+    session = await first_session(read_address(dsn))
+    try:
+        applied = await _applied(session)
+    except errors.ProgrammingError as error:
+        if error.args[:1] != (_NO_SUCH_TABLE,):
+            raise
+        applied = {}
+    except (errors.MySQLError, OSError) as error:
+        raise Unreachable(plain(error)) from error
+    finally:
+        session.abandon()
+    wanted = migrations()
+    if (fault := _newer(applied, wanted) or conflict(applied, wanted) or lack(applied, wanted)) is not None:
+        raise SchemaMismatch(fault)
+
+
+def _newer(applied: Mapping[int, Applied], wanted: Sequence[Migration]) -> str | None:
+    # Here no migration says yet which code it leaves working: none may be assumed to.
+    newest = max((migration.number for migration in wanted), default=0)
+    if not applied or max(applied) <= newest:
+        return None
+    return (
+        f"The database has migration {max(applied)} and this version of Tallystick knows {newest}. "
+        f"Nothing was changed. Install the version that migrated it, or a newer one."
+    )
+
+
+async def _applied(session: Session) -> dict[int, Applied]:
+    rows: Iterable[tuple[int, str]] = await session.rows("SELECT number, digest FROM tally_migration")
+    return {number: Applied(digest) for number, digest in rows}
+
+
 @asynccontextmanager
 async def _alone(session: Session) -> AsyncIterator[None]:
     ((got,),) = await session.rows(f"SELECT GET_LOCK({_LOCK}, {LIMITS.statement_seconds:.0f})")
@@ -67,27 +102,15 @@ async def _alone(session: Session) -> AsyncIterator[None]:
 
 async def _apply(session: Session, wanted: list[Migration]) -> list[Migration]:
     await session.execute(_TABLE)
-    applied: dict[int, str] = dict(await session.rows("SELECT number, digest FROM tally_migration"))
-    newest = max((migration.number for migration in wanted), default=0)
-    if applied and max(applied) > newest:
-        raise SchemaMismatch(
-            f"The database has migration {max(applied)} and this version of Tallystick knows {newest}. "
-            f"Nothing was changed. Install the version that migrated it, or a newer one."
+    applied = await _applied(session)
+    if (fault := _newer(applied, wanted) or conflict(applied, wanted)) is not None:
+        raise SchemaMismatch(fault)
+    fresh = [migration for migration in wanted if migration.number not in applied]
+    for migration in fresh:
+        await session.script(migration.sql)
+        await session.execute(
+            "INSERT INTO tally_migration (number, name, digest) VALUES (%s, %s, %s)",
+            *(migration.number, migration.name, migration.digest),
         )
-    fresh = []
-    for migration in wanted:
-        digest = applied.get(migration.number)
-        if digest is None:
-            await session.script(migration.sql)
-            await session.execute(
-                "INSERT INTO tally_migration (number, name, digest) VALUES (%s, %s, %s)",
-                *(migration.number, migration.name, migration.digest),
-            )
-            await session.commit()
-            fresh.append(migration)
-        elif digest != migration.digest:
-            raise SchemaMismatch(
-                f"Migration {migration.number} ({migration.name}) was applied with other contents than this "
-                f"version of Tallystick has. Nothing was changed. Install the version that applied it."
-            )
+        await session.commit()
     return fresh

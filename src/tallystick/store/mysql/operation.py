@@ -51,6 +51,8 @@ class MysqlTransaction:
         self._database = database
         self._session = session
         self._numbers: dict[tuple[int, str], int] = {}
+        # Accounts whose last entry is later than the clock, which was ahead once: the time their entries go on with.
+        self._ahead: dict[tuple[int, str], datetime] = {}
         self._claimed: set[Name] = set()
 
     async def read(self, names: Collection[Name]) -> Mapping[Name, Known]:
@@ -69,8 +71,8 @@ class MysqlTransaction:
         asked = _json(sorted(wanted))
         statement = "lock_accounts" if patient else "lock_free_accounts"
         rows, ((clock,),) = await self._session.row_sets(_SQL[statement], asked)
-        # Within an account time never goes back, also when the server's clock does.
-        at: datetime = max([clock, *(row[-1] for row in rows)])
+        # Within an account time never goes back, also when the server's clock does: it goes on with the account's own.
+        self._ahead = {(row[0], row[2]): row[-1].replace(tzinfo=UTC) for row in rows if row[-1] > clock}
         books: dict[int, Book] = {}
         limited = []
         for tenant, number, name, currency, floor, balance, entries, is_limited, _ in rows:
@@ -79,13 +81,12 @@ class MysqlTransaction:
             if is_limited:
                 limited.append((tenant, number, name))
         if limited:
-            # By the clock, not by `at`: an account with entries from the future must not move others' windows.
             await self._add_limits(books, limited, clock)
         blocked = frozenset[tuple[int, str]]()
         if not patient and len(rows) < len(wanted):
             existing = await self._session.rows(_SQL["existing_accounts"], asked)
             blocked = frozenset((tenant, name) for tenant, name in existing) - self._numbers.keys()
-        return Locked(books, at.replace(tzinfo=UTC), blocked)
+        return Locked(books, clock.replace(tzinfo=UTC), blocked)
 
     async def _add_limits(self, books: dict[int, Book], limited: list[tuple[int, int, str]], clock: datetime) -> None:
         names = {(tenant, number): name for tenant, number, name in limited}
@@ -142,7 +143,7 @@ class MysqlTransaction:
         require(changed == len(moved), "a balance did not move with its entries")
         await insert(
             _SQL["journal"],
-            [(t, "operation", id_, r.digest) for (t, id_), r in zip(names, records, strict=True)],
+            [(t, "operation", id_, r.digest, r.claim.author) for (t, id_), r in zip(names, records, strict=True)],
         )
         await insert(_SQL["publish"], [(tenant, "operation.committed", id_) for tenant, id_ in names])
         await insert(_SQL["close"], _closings(records))
@@ -153,7 +154,8 @@ class MysqlTransaction:
             tenant, id_ = _name(record)
             for entry in record.entries:
                 number = self._numbers[tenant, entry.account]
-                rows.append((tenant, number, entry.number, id_, entry.amount_micros, entry.balance_micros, at))
+                time = self._ahead.get((tenant, entry.account), at)
+                rows.append((tenant, number, entry.number, id_, entry.amount_micros, entry.balance_micros, time))
         return rows
 
     def _moved(self, records: Sequence[Record]) -> list[tuple[int, int, int, int]]:

@@ -92,10 +92,10 @@ UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (
            balance_micros BIGINT PATH '$[2]', entries BIGINT PATH '$[3]')) AS moved
        STRAIGHT_JOIN tally_account a FORCE INDEX (PRIMARY)
           ON a.tenant_id = moved.tenant_id AND a.number = moved.number
-   SET a.balance_micros = moved.balance_micros, a.entries = moved.entries, a.posted_at = %s
+   SET a.balance_micros = moved.balance_micros, a.entries = moved.entries, a.posted_at = GREATEST(a.posted_at, %s)
 
 -- name: journal
-INSERT INTO tally_journal (tenant_id, subject, operation_id, digest) VALUES (%s, %s, %s, %s)
+INSERT INTO tally_journal (tenant_id, subject, operation_id, digest, author) VALUES (%s, %s, %s, %s, %s)
 
 -- name: publish
 INSERT INTO tally_outbox (tenant_id, topic, operation_id) VALUES (%s, %s, %s)

@@ -31,7 +31,16 @@ from tallystick.providers.simulator.adyen.answer import (
     shown,
 )
 from tallystick.providers.simulator.books import Books
-from tallystick.providers.simulator.dialect import Call, Endpoint, KeyRule, Notification, Reply, Request, Switch
+from tallystick.providers.simulator.dialect import (
+    Call,
+    Endpoint,
+    KeyRule,
+    Notification,
+    Reply,
+    Request,
+    Switch,
+    not_done,
+)
 
 Execute = Callable[[Books, datetime], Reply]
 
@@ -82,7 +91,7 @@ class Adyen:
         """The operation, or 401, 404, 405."""
         found = [(pattern, match) for pattern in _ROUTES if (match := pattern.fullmatch(request.path))]
         if not found:
-            return platform_problem(404, "000", "Not found")
+            return platform_problem(404, "000", f"Not found. {_NOT_DONE}")
         # docs/providers.md 3, Auth.
         if not ({"x-api-key", "authorization"} & request.headers.keys()):
             return checkout_problem(*FAULTS["unauthorized"][:4])
@@ -223,3 +232,4 @@ _ROUTES: Final[dict[re.Pattern[str], dict[str, tuple[str, Callable[..., Execute]
         "GET": ("lookup", lambda _request, id_: partial(adyen_listing.one, "transaction", id_)),
     },
 }
+_NOT_DONE: Final = not_done({pattern.pattern: methods for pattern, methods in _ROUTES.items()})

@@ -14,7 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from tallystick.providers.simulator.books import Books
-from tallystick.providers.simulator.dialect import Call, Endpoint, KeyRule, Notification, Reply, Request, Switch
+from tallystick.providers.simulator.dialect import (
+    Call,
+    Endpoint,
+    KeyRule,
+    Notification,
+    Reply,
+    Request,
+    Switch,
+    not_done,
+)
 from tallystick.providers.simulator.square import event as square_event
 from tallystick.providers.simulator.square import payment as square_payment
 from tallystick.providers.simulator.square import payout as square_payout
@@ -81,7 +90,7 @@ class Square:
         """The operation, or 401, 404, 405, or what is wrong with the key in the body."""
         found = [(pattern, match) for pattern in _ROUTES if (match := pattern.fullmatch(request.path))]
         if not found:
-            return invalid("NOT_FOUND", "There is no such endpoint", status=404)
+            return invalid("NOT_FOUND", f"There is no such endpoint. {_NOT_DONE}", status=404)
         if not request.headers.get("authorization", "").startswith("Bearer "):
             return problem(*FAULTS["unauthorized"], "The access token is missing")
         pattern, match = found[0]
@@ -208,3 +217,4 @@ _ROUTES: Final[dict[re.Pattern[str], dict[str, Prepare]]] = {
     re.compile(r"/v2/events"): {"POST": _with_body("events", square_event.search)},
     re.compile(r"/v2/locations"): {"GET": _plain("list", square_payout.locations)},
 }
+_NOT_DONE: Final = not_done({pattern.pattern: methods for pattern, methods in _ROUTES.items()})

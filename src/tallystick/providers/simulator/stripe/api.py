@@ -25,8 +25,12 @@ from tallystick.providers.simulator.dialect import (
     Reply,
     Request,
     Switch,
+    not_done,
 )
+from tallystick.providers.simulator.stripe import account as stripe_account
 from tallystick.providers.simulator.stripe import balance as stripe_balance
+from tallystick.providers.simulator.stripe import dispute as stripe_dispute
+from tallystick.providers.simulator.stripe import expanding as stripe_expanding
 from tallystick.providers.simulator.stripe import listing as stripe_listing
 from tallystick.providers.simulator.stripe import payment as stripe_payment
 from tallystick.providers.simulator.stripe import payout as stripe_payout
@@ -87,13 +91,17 @@ class Stripe:
         methods, named = _found(request.path)
         found = methods.get(request.method)
         if found is None:
-            message = f"Unrecognized request URL ({request.method}: {request.path})."
+            message = f"Unrecognized request URL ({request.method}: {request.path}). {_NOT_DONE}"
             return problem(404, message, context=who)
         operation, prepare = found
         try:
-            execute = prepare(parameters(request), who, *named)
+            given = parameters(request)
+            wanted = stripe_expanding.paths(given, who) if "expand" in given else ()
+            execute = prepare(given, who, *named)
         except Refusal as refusal:
             return refusal.reply
+        if wanted:
+            execute = partial(_expanding, execute, wanted, who)
         return _call(operation, execute, request, who)
 
     def keys(self, books: Books) -> KeyRule:
@@ -110,7 +118,16 @@ class Stripe:
         return TROUBLE[trouble](call)
 
     def act(self, books: Books, now: datetime, action: str, object_id: str) -> None:
-        """Transfers: reverse. Payouts: send, pay, fail. Refunds and PaymentIntents: succeed, fail."""
+        """Transfers: reverse. Payouts: send, pay, fail. Refunds and PaymentIntents: succeed, fail.
+
+        PaymentIntents also: inquire, dispute. Disputes: close_inquiry, escalate, win, lose.
+        """
+        if action in stripe_dispute.OPENING:
+            intent = books.get(DIALECT, "payment_intent", object_id)
+            if intent is None:
+                raise KeyError(object_id)
+            stripe_dispute.open_(books, now, action, intent)
+            return
         for kind, act in _ACTS.items():
             entry = books.get(DIALECT, kind, object_id)
             if entry is not None:
@@ -131,6 +148,7 @@ _ACTS: Final = {
     "payout": stripe_payout.act,
     "refund": stripe_refund.act,
     "payment_intent": stripe_payment.act,
+    "dispute": stripe_dispute.act,
 }
 
 
@@ -175,6 +193,12 @@ def _call(operation: str, execute: Execute, request: Request, who: Context) -> C
     digest = hashlib.sha256(b"%s %s" % (who.account.encode(), sent)).digest()
     scope = f"{who.account} {request.headers.get('stripe-version', '')}"
     return Call(operation, partial(_answered, execute), who.key, scope, digest)
+
+
+def _expanding(
+    execute: Execute, wanted: tuple[tuple[str, ...], ...], who: Context, books: Books, now: datetime
+) -> Reply:
+    return stripe_expanding.expanded(execute(books, now), wanted, books, who)
 
 
 def _answered(execute: Execute, books: Books, now: datetime) -> Reply:
@@ -269,7 +293,10 @@ _PATHS: Final[dict[str, Methods]] = {
     r"/v1/payment_intents/search": {
         "GET": ("lookup", lambda given, who: partial(stripe_listing.search, given=given, context=who))
     },
-    r"/v1/payment_intents/([^/]+)": {"GET": ("lookup", _shows("payment_intent"))},
+    r"/v1/payment_intents/([^/]+)": {
+        "GET": ("lookup", _shows("payment_intent")),
+        "POST": ("update", _changes(stripe_payment.update, "intent_id")),
+    },
     r"/v1/payment_intents/([^/]+)/confirm": {"POST": ("confirm", _changes(stripe_payment.confirm, "intent_id"))},
     r"/v1/payment_intents/([^/]+)/capture": {"POST": ("capture", _changes(stripe_payment.capture, "intent_id"))},
     r"/v1/payment_intents/([^/]+)/cancel": {"POST": ("cancel", _changes(stripe_payment.cancel, "intent_id"))},
@@ -288,10 +315,21 @@ _PATHS: Final[dict[str, Methods]] = {
     r"/v1/balance_transactions/([^/]+)": {
         "GET": ("lookup", lambda _given, who, id_: partial(stripe_listing.transaction, id_=id_, context=who))
     },
+    r"/v1/account": {"GET": ("lookup", lambda _given, who: partial(stripe_account.own, context=who))},
+    r"/v1/accounts": {
+        "POST": ("onboard", lambda given, who: partial(stripe_account.create, given=given, context=who)),
+        "GET": ("list", _lists("/v1/accounts")),
+    },
+    r"/v1/accounts/([^/]+)": {
+        "GET": ("lookup", lambda _given, who, id_: partial(stripe_account.show, account_id=id_, context=who))
+    },
+    r"/v1/disputes": {"GET": ("list", _lists("/v1/disputes"))},
+    r"/v1/disputes/([^/]+)": {"GET": ("lookup", _shows("dispute"))},
     r"/v1/events": {"GET": ("events", lambda given, who: partial(stripe_listing.events, given=given, context=who))},
     r"/v1/events/([^/]+)": {
         "GET": ("events", lambda _given, who, id_: partial(stripe_listing.event, id_=id_, context=who))
     },
 }
+_NOT_DONE: Final = not_done(_PATHS)
 _FIXED: Final = {path: methods for path, methods in _PATHS.items() if "(" not in path}
 _PATTERNS: Final = {re.compile(path): methods for path, methods in _PATHS.items() if "(" in path}

@@ -121,8 +121,10 @@ def check(books: Books, amount: int, currency: str, context: Context) -> None:
 
 def show(books: Books, _now: datetime, *, context: Context) -> Reply:
     """GET /v1/balance."""
-    limited = books.balances(DIALECT, context.account) or {"USD": _PLENTY}
-    known = {code.lower(): amount for code, amount in limited.items()}
+    # Without a limit there is plenty, and it moves all the same, in each currency that ever moved.
+    moved = books.moved(DIALECT, context.account)
+    plenty = {code.upper(): _PLENTY + amount for code, amount in ({"usd": 0} | moved).items()}
+    known = {code.lower(): amount for code, amount in (plenty | books.balances(DIALECT, context.account)).items()}
     available: list[dict[str, Any]] = [
         {"amount": amount, "currency": currency, "source_types": {"card": amount}} for currency, amount in known.items()
     ]

@@ -79,6 +79,8 @@ LISTINGS: Final = {
         Listing("payment_intent", "/v1/payment_intents", ("customer",)),
         Listing("charge", "/v1/charges", ("payment_intent", "customer", "transfer_group"), parent="payment_intent"),
         Listing("refund", "/v1/refunds", ("payment_intent", "charge"), parent="payment_intent"),
+        Listing("account", "/v1/accounts"),
+        Listing("dispute", "/v1/disputes", ("payment_intent", "charge"), parent="payment_intent"),
         Listing("payout", "/v1/payouts", ("status", "destination"), parent="destination"),
         Listing(
             stripe_balance.KINDS,

@@ -67,6 +67,12 @@ _CREATE: Final = frozenset(
         "error_on_requires_action",
     ]
 )
+# What an update may change: words, and what decides about the money.
+_WORDS: Final = frozenset({"description", "customer", "transfer_group", "payment_method"})
+_MONEY: Final = frozenset({"amount", "currency", "payment_method"})
+_UPDATE: Final = (
+    _WORDS | _MONEY | {"metadata", "receipt_email", "shipping", "setup_future_usage", "statement_descriptor"}
+)
 _CONFIRM: Final = frozenset(["payment_method", "return_url", "off_session", "capture_method", "payment_method_options"])
 _CAPTURE_METHODS: Final = frozenset({"automatic", "automatic_async", "manual"})
 _CONFIRMATION_METHODS: Final = frozenset({"automatic", "manual"})
@@ -141,6 +147,25 @@ def create(books: Books, now: datetime, *, asked: Asked, context: Context) -> Re
     if asked.given.get("confirm") == "true" and method:
         return _attempt(books, now, entry, context)
     return good_json(context, snapshot)
+
+
+def update(books: Books, _now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:
+    """POST /v1/payment_intents/{id}. Words can be changed at any time, the money only before it is confirmed."""
+    check_names(given, _UPDATE, context)
+    entry = own(books, KIND, intent_id, context, "intent")
+    if set(given) & _MONEY:
+        _check_status(entry, _CONFIRMABLE, "update", context)
+    code = currency(given, context) if "currency" in given else entry.currency
+    value = amount(given, context, currency=code) if "amount" in given else entry.amount
+    fields = {name: given[name] for name in _WORDS & set(given)}
+    if "metadata" in given:
+        # Merged; an empty value takes the name away.
+        merged = entry.body["metadata"] | metadata(given, context)
+        fields["metadata"] = {name: text for name, text in merged.items() if text}
+    if given.get("payment_method") and entry.body["status"] == "requires_payment_method":
+        fields["status"] = "requires_confirmation"
+    changed = msgspec.structs.replace(_with(entry, amount=value, currency=code, **fields), amount=value, currency=code)
+    return good_json(context, shown(changed.body, books.replace(changed)))
 
 
 def confirm(books: Books, now: datetime, *, intent_id: str, given: Parameters, context: Context) -> Reply:

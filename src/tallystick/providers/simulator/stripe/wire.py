@@ -13,7 +13,7 @@ import msgspec
 
 from tallystick.providers.simulator import amounts
 from tallystick.providers.simulator.books import Books, Entry
-from tallystick.providers.simulator.dialect import Reply, Request
+from tallystick.providers.simulator.dialect import NOT_SIMULATED, Reply, Request
 
 DIALECT: Final = "stripe"
 API_VERSION: Final = "2026-10-28.endive"
@@ -166,8 +166,23 @@ def _plain(quoted: str) -> str:
     return unquote_plus(quoted) if "%" in quoted or "+" in quoted else quoted
 
 
+# Known to Stripe, and not simulated. To take and ignore them would show money where at Stripe it is not.
+_NOT_SIMULATED: Final = frozenset(
+    {
+        "application_fee_amount",
+        "on_behalf_of",
+        "refund_application_fee",
+        "reverse_transfer",
+        "setup_future_usage",
+        "transfer_data",
+    }
+)
+
+
 def check_names(given: Parameters, known: frozenset[str], context: Context) -> None:
     for name, value in given.items():
+        if name in known & _NOT_SIMULATED and value != "false":
+            refuse(400, f"{name}: {NOT_SIMULATED}", context, param=name)
         if name not in known and name != "expand":
             refuse(400, f"Received unknown parameter: {name}", context, code="parameter_unknown", param=name)
         if not isinstance(value, str) and name not in _NESTED:

@@ -16,7 +16,16 @@ from typing import Final
 import msgspec
 
 from tallystick.providers.simulator.books import Books
-from tallystick.providers.simulator.dialect import Call, Endpoint, KeyRule, Notification, Reply, Request, Switch
+from tallystick.providers.simulator.dialect import (
+    Call,
+    Endpoint,
+    KeyRule,
+    Notification,
+    Reply,
+    Request,
+    Switch,
+    not_done,
+)
 from tallystick.providers.simulator.wise import balance as wise_balance
 from tallystick.providers.simulator.wise import fund as wise_fund
 from tallystick.providers.simulator.wise import quote as wise_quote
@@ -78,7 +87,7 @@ class Wise:
         """The operation, or 401, 404, 405."""
         found = [(pattern, match) for pattern in _ROUTES if (match := pattern.fullmatch(request.path))]
         if not found:
-            return problem(404, "NOT_FOUND", "There is no such endpoint")
+            return problem(404, "NOT_FOUND", f"There is no such endpoint. {_NOT_DONE}")
         if not request.headers.get("authorization", "").startswith("Bearer "):
             return answer({"error": "unauthorized", "error_description": "A token is required"}, 401)
         pattern, match = found[0]
@@ -191,3 +200,4 @@ _ROUTES: Final[dict[re.Pattern[str], dict[str, Prepare]]] = {
     _path(r"/profiles/(\d{1,18})/subscriptions"): {"POST": _with_body("subscribe", wise_webhook.subscribe)},
     _path(r"/webhook-public-key"): {"GET": _plain("lookup", wise_webhook.public_key_of_books)},
 }
+_NOT_DONE: Final = not_done({pattern.pattern: methods for pattern, methods in _ROUTES.items()})

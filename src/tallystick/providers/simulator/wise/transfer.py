@@ -154,6 +154,9 @@ def fund_arrived(books: Books, now: datetime, entry: Entry) -> None:
 def act_on_transfer(books: Books, now: datetime, action: str, entry: Entry) -> None:
     """One step of the transfer's life. Raises KeyError for a step there is not."""
     action = _SYNONYMS.get(action, action)
+    if action == "fail_payout":
+        _announce_failure(books, entry, now)
+        return
     before, status = _ACTIONS[action]
     if entry.body["status"] not in before:
         return
@@ -281,6 +284,19 @@ def _announce(books: Books, entry: Entry, previous: str | None, now: datetime) -
         "occurred_at": text_of(now),
     }
     kind = "transfers#state-change"
+    books.emit(DIALECT, kind, {"data": data, "event_type": kind, "schema_version": "2.0.0"}, now, entry.id)
+
+
+def _announce_failure(books: Books, entry: Entry, now: datetime) -> None:
+    # docs/providers.md 5, Event: names the transfer beside, not in, a resource. Its state does not change by it.
+    data = {
+        "transfer_id": int(entry.id),
+        "profile_id": int(entry.parent),
+        "failure_reason_code": "WRONG_ID_NUMBER",
+        "failure_description": "Wrong recipient details",
+        "occurred_at": text_of(now),
+    }
+    kind = "transfers#payout-failure"
     books.emit(DIALECT, kind, {"data": data, "event_type": kind, "schema_version": "2.0.0"}, now, entry.id)
 
 
