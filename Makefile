@@ -1,8 +1,8 @@
 # Everything happens in .venv, installed from hashed locks: nothing needed but Python 3.11+ and make.
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes that share the tests. Each starts its own database servers.
-WORKERS ?= 2
+# Processes that share the tests. Each starts its own database servers, and waits often: one more than most machines have cores.
+WORKERS ?= 3
 CODE = $(wildcard src tests bench)
 
 .PHONY: install up test check bench bench-peers lock clean

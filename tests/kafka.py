@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.servers import PATIENCE_SECONDS, Missing, _free_port
@@ -149,6 +149,7 @@ class Cluster:
         for broker in self.brokers:
             broker.start()
         self.wait(len(self.brokers))
+        self._wait_for_groups()
 
     def wait(self, count: int) -> None:
         """Until so many brokers are known."""
@@ -164,6 +165,19 @@ class Cluster:
             if ended or time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka did not start: {ended}")
             time.sleep(0.05)
+
+    def _wait_for_groups(self) -> None:
+        """The first group that is asked about has their topic made: no test's consumer shall be told to come back."""
+        member = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "nobody", "log_level": 0})
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                member.committed([TopicPartition("nothing", 0)], timeout=1)
+                break
+            except KafkaException as error:
+                if time.monotonic() > deadline:
+                    raise RuntimeError("Kafka looks after no groups") from error
+        member.close()
 
     def remove(self) -> None:
         for broker in self.brokers:

@@ -196,6 +196,7 @@ def told(
     reference: str = "",
     parent: str = "",
     provider: str | None = None,
+    word: str = "",
 ) -> Told:
     movement = Movement(
         provider=shop.world.name,
@@ -204,7 +205,7 @@ def told(
         amount_micros=micros,
         currency=currency or shop.world.currency,
         state=state,
-        status=f"as_told_{state}",
+        status=word or f"as_told_{state}",
         reference=reference,
         parent=parent,
     )

@@ -17,8 +17,17 @@ from tallystick.settings import LIMITS, KafkaSettings, Limits, Settings
 from tests.webhooks import TRUSTED
 
 PATIENCE_SECONDS = 60
-# As the broker of the tests allows: a dead consumer is noticed, and a silent broker given up, within a test.
-QUICK = replace(LIMITS, kafka_session_seconds=1.5, kafka_append_seconds=2.0, kafka_read_seconds=0.2, kafka_partitions=3)
+# Nobody dies and nothing is silent: a machine that stands still for seconds is no reason to give anybody up.
+CALM = replace(
+    LIMITS,
+    kafka_session_seconds=30.0,
+    kafka_append_seconds=30.0,
+    kafka_ask_seconds=30.0,
+    kafka_read_seconds=0.2,
+    kafka_partitions=3,
+)
+# Where somebody dies or falls silent: it is noticed within a test.
+QUICK = replace(CALM, kafka_session_seconds=1.5, kafka_append_seconds=2.0, kafka_ask_seconds=LIMITS.kafka_ask_seconds)
 
 _numbers = itertools.count(1)
 
@@ -62,12 +71,19 @@ class Ground:
 
 @asynccontextmanager
 async def grounds(
-    dsn: str, bootstrap: str, topic: str | None = None, *, limits: Limits = QUICK, checking: bool = True
+    dsn: str,
+    bootstrap: str,
+    topic: str | None = None,
+    *,
+    limits: Limits = CALM,
+    checking: bool = True,
+    simulator_url: str | None = None,
 ) -> AsyncIterator[Ground]:
     kafka = KafkaSettings(bootstrap, topic or new_topic())
-    async with app.running(
-        Settings(database_url=dsn, kafka=kafka, simulator_webhook_secret=TRUSTED), limits=limits
-    ) as service:
+    settings = Settings(
+        database_url=dsn, kafka=kafka, simulator_webhook_secret=TRUSTED, reservation_grace_seconds=0.0
+    )
+    async with app.running(settings, limits=limits, simulator_url=simulator_url) as service:
         if checking:
             await service.log.check()
         yield Ground(service, kafka)

@@ -1,6 +1,7 @@
 """Webhooks on a real Kafka: acknowledged by it before they are acknowledged by us, and then in the database once."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tallystick import app
+from tallystick.core.idempotency import Tenant
+from tallystick.core.payment import Paying
 from tallystick.core.provider import Event
 from tallystick.core.webhook_record import encode, key
 from tallystick.errors import Busy, InFlight, LogUnreachable
@@ -22,11 +25,19 @@ from tallystick.eventlog.kafka import KafkaLog
 from tallystick.eventlog.port import Delivery
 from tallystick.settings import Settings
 from tallystick.store import intake as store
+from tallystick.store.order import OrderView, Reserved
+from tallystick.store.tenant import ensure_tenant
 from tallystick.web.webhook import WebhookReceiver
+from tallystick.workers.sweeper import SweeperWorker
 from tests import kafka as brokers
 from tests import servers
+from tests.checkouts import CARD, given_up
 from tests.eventlog.grounds import PATIENCE_SECONDS, QUICK, Ground, grounds, make_topic, new_topic, whole_topic
 from tests.ledgers import broken, fetchval
+from tests.orders import wish
+from tests.payments import charged
+from tests.providers.worlds import Control
+from tests.sagas import expire
 from tests.web.test_webhook import ask
 from tests.webhooks import TRUSTED, body, delivery, event, stored
 
@@ -134,7 +145,7 @@ async def test_one_events_tellings_lie_in_one_partition(dsn: str, kafka: brokers
 
 async def test_nothing_is_acknowledged_that_kafka_has_not(dsn: str, kafka: brokers.Single) -> None:
     """The broker hangs: 503 with Retry-After within the bounded wait; when it is back, what was told again is there."""
-    async with grounds(dsn, kafka.bootstrap) as ground:
+    async with grounds(dsn, kafka.bootstrap, limits=QUICK) as ground:
         receiver = WebhookReceiver(ground.service, limits=QUICK)
         assert (await ask(receiver, body(1)))[0] == 200
         with halted(kafka):
@@ -281,6 +292,57 @@ async def test_the_sweepers_watermark_waits_for_what_lies_in_the_topic(dsn: str,
         second = await watermark.read()
         assert second is not None
         assert second > first
+
+
+async def test_an_order_paid_in_time_is_not_swept_while_its_webhook_lies_in_the_topic(
+    dsn: str, kafka: brokers.Single, control: Control
+) -> None:
+    """Its time is over, and its provider was given up: nothing but the watermark keeps it for its money."""
+    topic = new_topic()
+    async with grounds(dsn, kafka.bootstrap, topic, simulator_url=control.url) as ground:
+        service, owner = ground.service, await ensure_tenant(ground.service.database, "default")
+        sweeper = SweeperWorker(service.orders)
+        await sweeper.run_once()
+        await service.orders.set_stock(owner, "lamp", 2)
+        paid, unpaid = [await _reserved(service, owner, name) for name in ("paid", "unpaid")]
+        answer = await service.payments.pay(
+            owner, paid.id, paid.reservation_token, idempotency_key="click", payment_method=CARD
+        )
+        assert isinstance(answer, Paying), answer
+        assert (await ask(WebhookReceiver(service), _told(control, answer.payment.payment_intent_id)))[0] == 200
+        for order in (paid, unpaid):
+            await expire(dsn, order)
+        await given_up(dsn, paid.id)
+        # Who was never charged waits for nobody.
+        assert [(await sweeper.run_once()).cancelled for _ in range(3)] == [1, 0, 0]
+        assert await _statuses(service, owner, paid, unpaid) == ["PENDING", "CANCELLED_BY_SWEEPER"]
+        assert (await stored(dsn), await ground.behind()) == ({}, 1)
+        # Another process has seen no mark yet.
+        async with grounds(dsn, kafka.bootstrap, topic, simulator_url=control.url) as other:
+            assert (await SweeperWorker(other.service.orders).run_once()).cancelled == 0
+        assert (await ground.take_in()).fresh == 1
+        assert [(await sweeper.run_once()).cancelled for _ in range(3)] == [0] * 3, "stored, and not decided"
+        assert (await service.events.run_once()).claimed == 1
+        assert [(await sweeper.run_once()).cancelled for _ in range(3)] == [0] * 3
+        assert await _statuses(service, owner, paid) == ["PAID"]
+    assert len(charged(control)) == 1
+
+
+async def _reserved(service: app.Service, owner: Tenant, key: str) -> OrderView:
+    made = await service.orders.reserve(owner, wish("lamp", currency="EUR"), key)
+    assert isinstance(made, Reserved), made
+    return made.view
+
+
+async def _statuses(service: app.Service, owner: Tenant, *orders: OrderView) -> list[str]:
+    found = [await service.orders.read(owner, order.id) for order in orders]
+    return [order.status for order in found if isinstance(order, OrderView)]
+
+
+def _told(control: Control, payment: str | None) -> bytes:
+    """What the provider tells of a payment that came."""
+    events = control.call("GET", f"events?dialect=stripe&object_id={payment}&limit=100")
+    return json.dumps(next(one["body"] for one in events if one["type"] == "payment_intent.succeeded")).encode()
 
 
 async def test_a_topic_made_anew_is_read_from_its_beginning(dsn: str, kafka: brokers.Single) -> None:

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import httpx2
 import pytest
 
+import tallystick
 from tallystick.core.webhook_record import encode
 from tallystick.errors import LogUnreachable, Misconfigured
 from tallystick.eventlog.kafka_topic import KafkaTopic
@@ -139,6 +141,12 @@ async def test_without_the_client_it_is_said_how_to_get_it(embedded18: servers.S
     assert "pip install 'tallystick[kafka]'" in told.stderr
 
 
+def test_nobody_asks_in_the_way_that_ends_the_process() -> None:
+    """Its client has no group to tell when a broker says that it does not look after ours (decision 0016)."""
+    sources = Path(tallystick.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "list_consumer_group_offsets" in path.read_text()] == []
+
+
 async def test_poison_is_listed_read_again_and_dismissed(embedded18: servers.Server, kafka: brokers.Single) -> None:
     """One that a newer version appended is stored once this one is as new."""
     dsn = embedded18.fresh_database()
@@ -169,6 +177,9 @@ async def test_poison_is_listed_read_again_and_dismissed(embedded18: servers.Ser
     left = await fetchval(dsn, "SELECT number FROM tally.webhook_poison WHERE resolved_at IS NULL")
     assert tally("events", "poison", "--dismiss", str(left), "--reason", "a slip", dsn=dsn).returncode == 0
     assert await fetchval(dsn, "SELECT resolution FROM tally.webhook_poison ORDER BY number DESC LIMIT 1") == "a slip"
+    by = await fetchval(dsn, "SELECT resolved_by FROM tally.webhook_poison ORDER BY number DESC LIMIT 1")
+    shown = tally("explain", str(left), dsn=dsn)
+    assert f"resolved by {by}: a slip" in shown.stdout, shown
 
 
 async def _migrated(server: servers.Server) -> str:

@@ -36,6 +36,8 @@ _A_LOOK_SECONDS: Final = 0.02
 _HELD_UP: Final = timedelta(seconds=0.2)
 # Of more than so many cases one may be missed, and one more of each twenty.
 _FEW: Final = 10
+# Whether a statement is gathered into another's is a matter of moments: a missed case is tried again so often.
+_MORE_TRIES: Final = 3
 
 
 class Case(NamedTuple):
@@ -120,7 +122,8 @@ class Trying:
     """Cases one after the other, until enough of them were reached; iterate, and say of each whether it was.
 
     Victims run on the service's loop and on the plain one by turns: what a kill leaves half done may differ. A sample
-    also goes on until both were used and `overtaken` of those that were paused were overtaken.
+    also goes on until both were used and `overtaken` of those that were paused were overtaken. Where all are tried,
+    those that were missed are tried again.
     """
 
     def __init__(self, of: Cases, victims: "Victims", *, overtaken: int = 0) -> None:
@@ -140,8 +143,14 @@ class Trying:
                 return
             self._victims.loop = self._next_loop()
             yield case
+        for _ in range(_MORE_TRIES):
+            for case in [case for case in self._of.found if str(case) in self.missed]:
+                self._victims.loop = self._next_loop()
+                yield case
 
     def tried(self, case: Case, victim: "Victim", *, reached: bool) -> None:
+        if str(case) in self.missed:
+            self.missed.remove(str(case))
         if not reached:
             self.missed.append(str(case))
             return

@@ -134,7 +134,7 @@ async def _too_few_replicas(dsn: str, cluster: brokers.Cluster, topic: str, dead
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(partition(cluster.bootstrap, topic).isrs) > 1:
             await asyncio.sleep(0.05)
-    async with grounds(dsn, cluster.bootstrap, topic, checking=False) as ground:
+    async with grounds(dsn, cluster.bootstrap, topic, limits=QUICK, checking=False) as ground:
         receiver = WebhookReceiver(ground.service, limits=QUICK)
         status, told, problem = await ask(receiver, body(1))
         assert (status, told["retry-after"], problem["code"]) == (503, "1", "webhook_not_stored")

@@ -71,6 +71,14 @@ def test_of_everything_few_may_be_missed() -> None:
         run(everything, [False] * 4 + [True] * 36).finish()
 
 
+def test_of_everything_what_was_missed_is_tried_again() -> None:
+    everything = cases(POINTS, random.Random(7), None)
+    trying = run(everything, [False] * 4 + [True] * 38 + [False] * 2 + [True] * 40)
+    assert (trying.finish(), trying.reached) == ([], 40)
+    with pytest.raises(AssertionError, match="36 of 37"):
+        run(everything, [False] * 4 + [True] * 36 + [False] * 40).finish()
+
+
 def test_both_sides_are_killed_on_both_loops() -> None:
     """Where a case's loop follows its place, each side would keep its own."""
     orders = Ordered()

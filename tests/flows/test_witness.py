@@ -15,6 +15,7 @@ from tallystick.core.mark import FROM_MEMORY, UNEXPLAINED
 from tallystick.core.provider import Charge, Done, Event, Instruction, Movement, Refund, Sending, Transfer
 from tallystick.errors import PartlyUnreadable
 from tallystick.flows.events import Events, SettlementNews
+from tallystick.flows.reading import Reader
 from tallystick.flows.reconciliation import reconcile
 from tallystick.providers.port import Provider
 from tallystick.providers.simulator.process import start
@@ -24,6 +25,7 @@ from tests.checkouts import authorise
 from tests.flows.test_life import read
 from tests.flows.test_memory import unnoticed
 from tests.flows.test_recovery import recovered
+from tests.flows.test_refund_request import given
 from tests.ledgers import broken, fetchval
 from tests.payments import age, charged
 from tests.providers.worlds import WORLDS, Control, World, leave
@@ -287,6 +289,37 @@ async def test_an_order_that_is_made_again_is_paid_by_what_was_answered_from_mem
         await after.run()
         assert (await after.status(again), after.given_back()) == ("PAID", [])
         assert len(charged(control)) == 1
+
+
+@pytest.mark.parametrize("is_read_before", [True, False], ids=["read before it was made again", "read afterwards"])
+async def test_what_the_lost_life_gave_back_of_an_order_that_is_paid_again_is_told(
+    dsn: str, control: Control, *, is_read_before: bool
+) -> None:
+    """The charge is answered from memory, so the order is PAID; that its money went back stands in the books alone."""
+    backup = await unnoticed(dsn)
+    async with desk(dsn, control) as before:
+        order, payment = await before.bought("lost")
+        await before.tell(payment)
+        await before.run()
+        back = (await given(before, order, "r")).refund
+    async with desk(backup, control) as after:
+        reader = Reader(after.shop.database, {after.shop.world.name: after.shop.provider})
+        if is_read_before:
+            await whereabouts.begin(after.shop.database, "a hint")
+            await age(backup)
+            assert (await reader.run_once()).given_back == 0
+        again = await after.shop.order("lost")
+        await after.shop.pay(again)
+        await age(backup)
+        await after.shop.payments.collect()
+        await after.run()
+        assert await after.status(again) == "PAID"
+        assert [await reader.run_once() for _ in range(2)][1].given_back == 0
+        assert await after.breaks() == ["refunded_outside"]
+        # Its webhook, told again, is the same.
+        await after.tell(back.refund_id, "evt_back", purpose="refund", parent=payment, word="succeeded")
+        await after.run()
+        assert await after.breaks() == ["refunded_outside"]
 
 
 async def test_a_clock_that_is_hours_ahead_of_the_providers_proves_nothing(dsn: str, own_control: Control) -> None:

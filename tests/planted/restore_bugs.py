@@ -16,6 +16,7 @@ from tallystick.flows import refund as refunds
 from tallystick.flows.witness import Witness
 from tallystick.store import intent as intents
 from tallystick.store import order as orders
+from tallystick.store import recovery as books
 from tallystick.store import recovery_payment as marks
 from tests.planted.bug import Bug, migrated
 
@@ -125,6 +126,15 @@ def webhooks_are_not_witnessed() -> None:
 def memory_proves_nothing() -> None:
     """An answer from memory to the first attempt is like any other."""
     cast("Any", intents).proof_by_answer = lambda *_answer, **_attempt: None
+
+
+def given_back_not_told() -> None:
+    """The books are read, and nobody hears what they show of a payment that is recorded here."""
+
+    async def nothing(_database: Any) -> int:
+        return 0
+
+    cast("Any", books).report_given_back = nothing
 
 
 def refunds_forgotten() -> None:
@@ -238,6 +248,13 @@ RESTORE_BUGS: Final = {
     "an answer from memory proves nothing": Bug(
         memory_proves_nothing,
         (f"{WITNESS}test_an_answer_from_memory_to_the_first_attempt_is_of_a_lost_life[wise]",),
+    ),
+    "what a lost life gave back is not told": Bug(
+        given_back_not_told,
+        tuple(
+            f"{WITNESS}test_what_the_lost_life_gave_back_of_an_order_that_is_paid_again_is_told[{when}]"
+            for when in ("read before it was made again", "read afterwards")
+        ),
     ),
     "recover forgets refunds": Bug(
         refunds_forgotten,

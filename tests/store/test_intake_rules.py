@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from tallystick.core.author import acting
 from tallystick.core.webhook_record import Delivered
 from tallystick.settings import LIMITS
 from tallystick.store import database as postgres
@@ -89,7 +90,9 @@ async def test_what_was_acknowledged_cannot_be_made_away_with(
 async def test_it_is_resolved_once(database: Database, owner: asyncpg.Connection) -> None:
     await store.store(database, "t", [], [aside(1)], {})
     (view,) = await store.list_poison(database, after=0, most=10)
-    assert await store.dismiss(database, view.number, "it was ours to test")
+    with acting("anna/tsk_anna"):
+        assert await store.dismiss(database, view.number, "it was ours to test")
+    assert await owner.fetchval("SELECT resolved_by FROM tally.webhook_poison") == "anna/tsk_anna"
     assert not await store.dismiss(database, view.number, "again")
     with pytest.raises(asyncpg.PostgresError):
         await owner.execute("UPDATE tally.webhook_poison SET resolution = 'another', resolved_at = now()")

@@ -281,6 +281,19 @@ async def test_bodies_go_by_the_longest_wish_and_only_when_everybody_has_one(dsn
     assert await fetchval(dsn, "SELECT count(*) FROM tally.webhook_body_detached WHERE day = '2020-01-01'") == 1
 
 
+async def test_the_days_to_come_are_made_where_only_retain_runs(dsn: str, opened: Database) -> None:
+    """On a schedule, without a worker: the bodies of a day that has no partition lie where nothing is detached."""
+    days = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'tally.webhook_body'::regclass"
+    made = await fetchval(dsn, days)
+    last = "SELECT max(relname) FROM pg_class WHERE relispartition AND relname ~ '^webhook_body_[0-9]{8}$'"
+    async with opened.stepping() as connection:
+        await connection.execute(f"DROP TABLE tally.{await fetchval(dsn, last)}")
+    await trim(opened, is_dry=True)
+    assert await fetchval(dsn, days) == made - 1
+    await trim(opened)
+    assert await fetchval(dsn, days) == made
+
+
 @dataclass(frozen=True)
 class Again:
     """A delivery of what was told before."""

@@ -5,13 +5,14 @@ is acknowledged, and how long they keep it. Where it is weaker than it could be,
 """
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
 import msgspec
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from tallystick.errors import LogUnreachable, Misconfigured
@@ -80,6 +81,8 @@ class KafkaTopic:
         self.group = f"tallystick.{settings.topic}"
         self._limits = limits
         self._config = client(settings, limits)
+        self._member: Consumer | None = None
+        self._guard = threading.Lock()
         try:
             self._admin = AdminClient(self._config)
         except (KafkaException, ValueError, TypeError) as error:
@@ -137,18 +140,31 @@ class KafkaTopic:
 
     async def _noted(self, partitions: list[TopicPartition]) -> dict[int, int]:
         """How far Kafka has noted that consumers have read."""
-        wanted = [ConsumerGroupTopicPartitions(self.group, partitions)]
         for left in reversed(range(_MADE_ROUNDS)):
-            (asked,) = self._admin.list_consumer_group_offsets(
-                wanted, request_timeout=self._limits.kafka_ask_seconds
-            ).values()
             try:
-                return {found.partition: max(found.offset, 0) for found in (await _answer(asked)).topic_partitions}
+                found = await asyncio.to_thread(self._committed, partitions)
             except LogUnreachable as error:
                 if not left or _code(error) not in _COORDINATING:
                     raise
+            else:
+                return {one.partition: max(one.offset, 0) for one in found}
             await asyncio.sleep(_MADE_PAUSE_SECONDS)
         return {}
+
+    def _committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Asked as a member of the group would, who never joins it: see decision 0016."""
+        with self._guard:
+            if self._member is None:
+                self._member = Consumer({**self._config, "group.id": self.group, "enable.auto.commit": False})
+            member = self._member
+        try:
+            found: list[TopicPartition] = member.committed(partitions, timeout=self._limits.kafka_ask_seconds)
+        except KafkaException as error:
+            raise LogUnreachable(explained(error)) from error
+        failed = next((one.error for one in found if one.error is not None), None)
+        if failed is not None:
+            raise LogUnreachable(explained(failed)) from KafkaException(failed)
+        return found
 
     async def _metadata(self) -> Any:  # noqa: ANN401 - the client's own
         try:

@@ -3,6 +3,7 @@
     wait    until nothing that such a life began to send can still be on its way, or be missing from the books
     read    everything since an hour before the newest step that this database remembers
     keep    movements of ours that no attempt recorded here explains: who has their key or name is asked about, not sent
+    tell    what they gave back of payments that are recorded here: a break, and a person's
     end     the provider's keys count as before; a life that began meanwhile is read in its turn, and holds up none
 
 Sending goes on meanwhile, by the rules of `core.intent`. A provider that does not answer is asked again later.
@@ -32,6 +33,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     complete: int = 0
     waiting: int = 0
     orphans: int = 0
+    given_back: int = 0
 
 
 class Reader:
@@ -52,7 +54,11 @@ class Reader:
                 continue
             is_complete, some = found
             complete, waiting, kept = complete + is_complete, waiting + (not is_complete), kept + some
-        return Readings(complete=complete, waiting=waiting, orphans=kept)
+        # Also of what was read before: an order may have been made again, and paid, since.
+        told = await orphans.report_given_back(self._database)
+        if told:
+            log.warning("given_back_by_a_lost_life", refunds=told, next="tally breaks list")
+        return Readings(complete=complete, waiting=waiting, orphans=kept, given_back=told)
 
     async def _read(self, name: str, provider: Provider) -> tuple[bool, int] | None:
         unread = await store.unread(self._database, name)

@@ -119,7 +119,7 @@ SELECT provider, provider_id, reference, amount_micros, currency, state, found_a
 SELECT number, provider, why, began_at FROM tally.life WHERE shown_by = $1 ORDER BY number;
 
 -- name: set_aside
-SELECT number, topic, partition, first_offset, reason, found_at, resolved_at, resolution
+SELECT number, topic, partition, first_offset, reason, found_at, resolved_at, resolution, resolved_by
   FROM tally.webhook_poison WHERE number = $1;
 
 -- name: installation

@@ -117,7 +117,8 @@ def set_aside(rows: Sequence[asyncpg.Record]) -> list[Explanation]:
 def _setting(row: asyncpg.Record) -> Iterator[Step]:
     yield Step(row["found_at"], "found (`tally events poison`)")
     if row["resolved_at"] is not None:
-        yield Step(row["resolved_at"], f"resolved: {row['resolution']}")
+        by = "" if row["resolved_by"] is None else f" by {row['resolved_by']}"
+        yield Step(row["resolved_at"], f"resolved{by}: {row['resolution']}")
 
 
 def installation(row: asyncpg.Record) -> Explanation:

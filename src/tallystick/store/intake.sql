@@ -30,7 +30,8 @@ SELECT number, topic, partition, first_offset, next_offset, length(value) AS byt
 SELECT value FROM tally.webhook_poison WHERE number = $1 AND resolved_at IS NULL FOR UPDATE;
 
 -- name: resolve
-UPDATE tally.webhook_poison SET resolved_at = clock_timestamp(), resolution = $2
+UPDATE tally.webhook_poison
+   SET resolved_at = clock_timestamp(), resolution = $2, resolved_by = nullif(current_setting('tally.author', true), '')
  WHERE number = $1 AND resolved_at IS NULL
 RETURNING number;
 

@@ -154,9 +154,15 @@ async def given_back(
     """The provider's id of a refund of so much of this payment that a lost life made and nothing here asks for."""
     async with database.owning() as connection:
         found: str | None = await connection.fetchval(
-            _SQL["given_back_unexplained"], provider, payment, amount_micros, currency
+            _SQL["given_back_elsewhere"], provider, payment, amount_micros, currency
         )
     return found
+
+
+async def report_given_back(database: Database) -> int:
+    """Have a person know what a lost life gave back of payments that are recorded here. How many are new."""
+    async with database.stepping() as connection:
+        return len(await connection.fetch(_SQL["report_given_back"]))
 
 
 async def confirm(database: Database) -> None:
@@ -179,6 +185,7 @@ async def _keep(connection: Connection, provider: str, movement: Movement, bound
         *bounds,
         movement.created_at,
         movement.parent or None,
+        movement.status,
     )
     await connection.execute(_SQL["named_rows"], provider, *bounds, settlement_id(movement.about))
 

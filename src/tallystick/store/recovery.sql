@@ -111,22 +111,28 @@ UPDATE tally.settlement_state st SET ask_first = true
 -- name: add_orphan
 INSERT INTO tally.orphan
        (provider, reference, provider_id, amount_micros, currency, state, subject, purpose, key_from, key_to, made_at,
-        parent)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, (SELECT min(created_at) FROM tally.tenant)), $12)
+        parent, word)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, (SELECT min(created_at) FROM tally.tenant)), $12, $13)
     ON CONFLICT (provider, provider_id) DO UPDATE
    SET state = excluded.state, key_from = excluded.key_from, key_to = excluded.key_to, made_at = excluded.made_at,
-       parent = excluded.parent;
+       parent = excluded.parent, word = excluded.word;
 
--- name: given_back_unexplained
--- Of this payment and this much, by nothing that was sent or waits here: a lost life's, under whichever key.
-SELECT o.provider_id
-  FROM tally.orphan o
- WHERE o.provider = $1 AND o.purpose = 'refund' AND o.parent = $2 AND o.amount_micros = $3 AND o.currency = $4
-   AND o.state <> 'failed'
-   AND NOT EXISTS (SELECT FROM tally.payment_idempotency_log l
-                    WHERE l.idempotency_key BETWEEN o.key_from AND o.key_to AND l.provider = o.provider
-                      AND l.status <> 'FAILED')
- LIMIT 1;
+-- name: given_back_elsewhere
+SELECT g.provider_id FROM tally.given_back_elsewhere($1, $2) AS g WHERE g.amount_micros = $3 AND g.currency = $4 LIMIT 1;
+
+-- name: report_given_back
+-- What a lost life gave back of payments that are recorded here: a person must know. Once, whatever is said of it later.
+INSERT INTO tally.payment_break (kind, provider, purpose, object_id, word, amount_micros, currency, tenant_id, order_id,
+                                 event_number)
+SELECT 'refunded_outside', g.provider, g.purpose, g.provider_id, coalesce(g.word, g.state), g.amount_micros, g.currency,
+       r.tenant_id, r.order_id, r.event_number
+  FROM (SELECT DISTINCT o.provider, o.parent FROM tally.orphan o WHERE o.parent IS NOT NULL AND o.purpose = 'refund') AS of
+  JOIN tally.payment_receipt r ON r.payment_intent_id = of.parent AND r.provider = of.provider
+ CROSS JOIN LATERAL tally.given_back_elsewhere(of.provider, of.parent) AS g
+ WHERE NOT EXISTS (SELECT FROM tally.payment_break b
+                    WHERE b.provider = g.provider AND b.object_id = g.provider_id AND b.kind = 'refunded_outside')
+    ON CONFLICT (provider, object_id, kind, word) DO NOTHING
+RETURNING object_id;
 
 -- name: orphaned
 SELECT reference FROM tally.orphan WHERE provider = $1 AND reference = ANY($2::text[]);

@@ -24,12 +24,8 @@ SELECT g.place
  CROSS JOIN LATERAL tally.unread(g.provider) AS u
  WHERE (g.is_listed AND u.life IS NOT NULL
         AND u.began_at - u.known_until NOT BETWEEN -$5::interval AND $5::interval)
-    OR EXISTS (SELECT FROM tally.orphan o
-                WHERE o.provider = g.provider AND o.purpose = 'refund' AND o.parent = g.parent
-                  AND o.amount_micros = g.amount AND o.currency = g.cur AND o.state <> 'failed'
-                  AND NOT EXISTS (SELECT FROM tally.payment_idempotency_log l
-                                   WHERE l.idempotency_key BETWEEN o.key_from AND o.key_to AND l.provider = o.provider
-                                     AND l.status <> 'FAILED'));
+    OR EXISTS (SELECT FROM tally.given_back_elsewhere(g.provider, g.parent) AS o
+                WHERE o.amount_micros = g.amount AND o.currency = g.cur);
 
 -- name: lock
 -- Given sorted, and locked in that order, before the attempts: as everybody does.

@@ -20,8 +20,9 @@ SELECT o.tenant_id, o.id
 -- many of each: neither keeps the other waiting. SKIP LOCKED: two sweepers never ask about the same one at once. A hold from
 -- the future was dated by a clock that was ahead: it counts from now.
 -- Of several live charges the oldest first: the last of them is the newest. One whose money has come has a receipt: whatever
--- became of that, nothing of it is left to end, and it keeps neither its order nor another charge waiting. since: how far back a life of the database that
--- was lost may have charged it (as in payment.sql); settled_from: since when nobody but this very database can have.
+-- became of that, nothing of it is left to end, and it keeps neither its order nor another charge waiting.
+-- since: how far back a life of the database that was lost may have charged it (as in payment.sql); settled_from: since when
+-- nobody but this very database can have.
 WITH claimed AS (
     UPDATE tally.order_hold h
        SET claim_number = h.claim_number + 1, due_at = clock_timestamp() + $2::interval,

@@ -9,6 +9,7 @@ import msgspec
 from tallystick import queries
 from tallystick.core.idempotency import Tenant
 from tallystick.settings import LIMITS, Limits
+from tallystick.store import webhook
 from tallystick.store.database import Database
 
 _SQL = queries.load(__package__, "retention.sql")
@@ -66,7 +67,7 @@ async def retain(database: Database, *, is_dry: bool, limits: Limits = LIMITS) -
             yield trimmed
     # Before the bodies: the rows of a day follow its bodies with the next run, and a dry run counts what this one does.
     yield await _events(database, is_dry=is_dry, limits=limits)
-    yield await _bodies(database, is_dry=is_dry)
+    yield await _bodies(database, is_dry=is_dry, limits=limits)
 
 
 async def _evidence(database: Database, tenant: Tenant, *, is_dry: bool, limits: Limits) -> Trimmed:
@@ -110,7 +111,10 @@ async def _events(database: Database, *, is_dry: bool, limits: Limits) -> Trimme
     return Trimmed(EVERYBODY, "webhook events but for verdicts", count, size)
 
 
-async def _bodies(database: Database, *, is_dry: bool) -> Trimmed:
+async def _bodies(database: Database, *, is_dry: bool, limits: Limits) -> Trimmed:
+    """Days to come are made as well: bodies of a day that has none lie where nothing is ever detached."""
+    if not is_dry:
+        await webhook.keep_days(database, ahead=limits.webhook_days_ahead, detach_after=None)
     async with database.stepping() as connection:
         days = await connection.fetchval(_SQL["body_days"])
         found = [] if days is None else await connection.fetch(_SQL["detachable"], days)
