@@ -25,6 +25,14 @@ def test_no_two_decisions_have_one_number() -> None:
     assert [number for number, times in Counter(NUMBERS).items() if times > 1] == []
 
 
+def test_a_heading_is_what_was_decided_and_the_number_stands_in_the_name_alone() -> None:
+    headings = {
+        file.name: file.read_text(encoding="utf-8").partition("\n")[0]
+        for file in (ROOT / "docs" / "decisions").glob("*.md")
+    }
+    assert {name: line for name, line in headings.items() if not re.match(r"# [A-Z]", line)} == {}
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [("decision 4", ["4"]), ("decisions 0026 and 0031", ["0026", "0031"]), ("docs/decisions/0003-x.md", ["0003"])],

@@ -345,7 +345,7 @@ async def test_recovery_keeps_the_charges_that_were_lost_with_their_orders(dsn: 
 async def test_a_part_that_was_given_back_under_another_key_is_not_given_back_again(dsn: str, control: Control) -> None:
     """Refused under the first key it was asked for under a second: whoever asks again begins with the first."""
     async with desk(dsn, control) as before:
-        order, _ = await paid(before)
+        order, payment = await paid(before)
     backup = await copied(dsn)
     async with desk(dsn, control) as before:
         control.plan("stripe.refund:refused(charge_disputed)@1")
@@ -368,6 +368,14 @@ async def test_a_part_that_was_given_back_under_another_key_is_not_given_back_ag
         (refund,) = await after.refunds_of(order)
         assert (refund.view.status, refund.view.reason) == ("PENDING", MOVED_UNDER_ANOTHER_KEY)
         assert await after.refund_statuses(order) == ["PENDING"]
+        assert await after.breaks() == ["refunded_outside"]
+        # Two persons say that this is the one: what was given back is explained, and another part is another.
+        (made,) = after.given_back()
+        assert await after.decided(order, payment, "confirm", refund_id=made["id"], part="first") == "REFUND"
+        assert await after.refund_statuses(order) == ["COMPLETED"]
+        assert await after.breaks() == []
+        await given(after, order, "third", 5_000_000)
+        assert len(after.given_back()) == 2
 
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["unread", "read"])

@@ -1,7 +1,7 @@
 """A charge that nobody answers for: it closes by itself when it can no longer come, or by a person with evidence."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.orders import execute
 from tests.payments import CHARGING, STRIPE, age, charged
 from tests.providers.worlds import Control
 from tests.sagas import Desk, desk
-from tests.settlements import empty
+from tests.settlements import empty, superuser
 
 ADYEN = next(world for world in CHARGING if world.name == "adyen")
 # Of the key's memory, an hour of pause, and a listing.
@@ -48,11 +48,13 @@ async def one(dsn: str, control: Control) -> AsyncIterator[Desk]:
         yield opened
 
 
-async def lost(one: Desk, fault: str = "drop_before", *, cancelled: bool = True) -> OrderView:
+async def lost(
+    one: Desk, fault: str = "drop_before", *, cancelled: bool = True, by: Mapping[str, Any] | None = None
+) -> OrderView:
     """An order whose charge got no answer, and that its buyer has given up."""
     order = await one.shop.order("k")
     one.shop.control.plan(f"{one.shop.world.name}.charge:{fault}=100%")
-    await one.shop.pending(order)
+    await one.shop.pending(order, **(by or {}))
     # The buyer is told that it is pending before the call has ended: the charge must have been made.
     async with asyncio.timeout(30):
         while fault.startswith("execute") and not charged(one.shop.control, one.shop.world):
@@ -179,6 +181,39 @@ async def test_a_provider_that_does_not_answer_has_not_shown_that_it_was_never_c
     assert isinstance(done, Rejected)
     assert done.code == "payment_not_confirmed"
     assert await one.shop.statuses(order) == ["PENDING"]
+
+
+@pytest.mark.parametrize("outcome", ["never_charged", "charged"])
+async def test_the_books_of_another_account_show_nothing(one: Desk, outcome: str) -> None:
+    """It was sent with the account of before: the one that is configured now would never show it."""
+    order = await lost(one, "execute_then_drop", cancelled=False)
+    (made,) = charged(one.shop.control)
+    await execute(
+        superuser(one.dsn), "SET session_replication_role = replica; UPDATE tally.intent SET account = 'acct_of_before'"
+    )
+    done = await resolved(one, order, outcome, payment_intent_id=made["id"] if outcome == "charged" else None)
+    assert isinstance(done, Rejected)
+    assert (done.code, "another account" in done.detail) == ("payment_not_confirmed", True)
+    assert await one.shop.statuses(order) == ["PENDING"]
+
+
+async def test_what_was_taken_with_another_amount_is_closed_and_given_back(one: Desk) -> None:
+    """Somebody changed it there before the customer paid. Its webhook may never come: a person closes it."""
+    order = await lost(one, "execute_then_drop", cancelled=False, by={"payment_method": None})
+    (made,) = charged(one.shop.control)
+    one.at_the_provider(made["id"], "", "amount=1000")
+    one.at_the_provider(made["id"], "/confirm", "payment_method=pm_card_visa")
+    done = await resolved(one, order, "charged", payment_intent_id=made["id"])
+    assert isinstance(done, Reviewed), done
+    await one.run()
+    assert await one.status(order) == "PENDING"
+    assert await fetchval(one.dsn, "SELECT ARRAY[fate, reason] FROM tally.payment_receipt") == [
+        "REFUND",
+        "amount_differs",
+    ]
+    await one.refunds.sweep()
+    assert [row["body"]["amount"] for row in one.given_back()] == [1_000]
+    assert await broken(one.dsn) == {}
 
 
 async def test_another_payment_is_not_believed(one: Desk) -> None:

@@ -163,6 +163,11 @@ class PaymentReviews:
         adapter = self._providers.get(charge.provider)
         if adapter is None:
             return _unconfirmed(f"{charge.provider} is not configured here, so nobody can be asked.")
+        if charge.history.account not in (None, adapter.account):
+            return _unconfirmed(
+                f"It was sent with another account of {charge.provider} than the one configured here, whose books "
+                f"would not show it."
+            )
         if wanted.payment_intent_id is None:
             return await self._is_absent(adapter, charge)
         try:
@@ -203,10 +208,9 @@ class PaymentReviews:
 
     def _matching(self, charge: Open, movement: Movement) -> Movement | Rejected:
         """The payment, where it is this charge's: under its key, or under one that a lost life's attempt would have."""
-        asked = charge.instruction.amount_micros, charge.instruction.currency
         keys = charge.key, *self._search(charge).others
-        is_ours = any(is_reference(key, movement.reference) for key in keys)
-        if not is_ours or (movement.amount_micros, movement.currency) != asked:
+        # Whatever its amount: with another one than was asked for it is the saga's, as when a webhook tells of it.
+        if not any(is_reference(key, movement.reference) for key in keys):
             return _unconfirmed(f"{movement.id} at {charge.provider} is another payment than this charge.")
         if movement.state == "failed":
             return _unconfirmed(f"{movement.id} at {charge.provider} has failed: it took nothing.")

@@ -18,4 +18,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
        AND NOT EXISTS (SELECT FROM tally.payment_idempotency_log l
                         WHERE l.idempotency_key BETWEEN o.key_from AND o.key_to AND l.provider = o.provider
                           AND l.status <> 'FAILED')
+       -- Somebody asked for it anew, under another key, and a person has confirmed that this is it.
+       AND NOT EXISTS (SELECT FROM tally.payment_idempotency_log l
+                        WHERE l.refund_id = o.provider_id AND l.provider = o.provider AND l.status = 'COMPLETED')
 $$;
