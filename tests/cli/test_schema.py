@@ -35,6 +35,17 @@ COMMANDS = (
     ("policy", "show"),
     ("events", "list"),
     ("breaks", "list"),
+    ("payments", "list"),
+    ("payments", "resolve", "or_1", "--outcome", "never_charged", "--evidence", "the dashboard"),
+    ("refunds", "list"),
+    ("refunds", "decide", "or_1", "--payment", "pi_1", "--decision", "keep"),
+    ("approvals",),
+    ("outbox", "list"),
+    ("outbox", "read", "warehouse"),
+    ("outbox", "relayed", "warehouse", "1:1"),
+    ("outbox", "forget", "warehouse"),
+    ("retain",),
+    ("retain", "--dry-run"),
 )
 
 

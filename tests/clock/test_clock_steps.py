@@ -23,6 +23,8 @@ from tests.settlements import Shop, books, shop
 
 A_WHILE = timedelta(minutes=20)
 HOURS = timedelta(hours=10)
+# What the provider is doing when the clock steps, and how long it is waited for.
+MEANWHILE = [("slow_before(2)", 10.0), ("slow_after(2)", 10.0), ("slow_after(2)", 1.0)]
 
 
 @asynccontextmanager
@@ -132,6 +134,71 @@ async def test_a_refund_sent_while_the_clock_was_wrong_is_decided_once_it_is_rig
         # Whatever the clock said, the payment's own refunds are asked for exactly: nothing is left to a person.
         assert await one.refund_statuses(order) == ["COMPLETED"]
         assert len(one.given_back()) == 1
+
+
+@pytest.mark.parametrize(("fault", "answer_seconds"), MEANWHILE, ids=["not made yet", "made", "made, not heard"])
+@pytest.mark.parametrize("wrong", [HOURS, timedelta(hours=30), -HOURS], ids=["ahead", "a day ahead", "behind"])
+async def test_a_clock_that_steps_while_an_order_is_being_charged_charges_it_once(
+    server: Movable, control: Control, time: Time, *, wrong: timedelta, fault: str, answer_seconds: float
+) -> None:
+    """Its intent is committed, and its bytes are on their way. A jump ahead makes it overdue for every collector."""
+    dsn = server.fresh_database()
+    ttl = timedelta(days=3)
+    async with (
+        checkout(dsn, control, ttl=ttl, answer_seconds=answer_seconds) as till,
+        checkout(dsn, control, ttl=ttl) as other,
+    ):
+        control.plan(f"stripe.charge:{fault}@1")
+        order = await till.order()
+        paying = asyncio.create_task(till.pay(order))
+        while not await till.answers():
+            await asyncio.sleep(0.01)
+        time.is_wrong_by(wrong)
+        assert not paying.done(), "the answer came before the clock had stepped"
+        for _ in range(3):
+            await kept(other.database)
+            await other.payments.collect()
+        await paying
+        time.is_wrong_by(timedelta())
+        for _ in range(4):
+            await kept(other.database)
+            time.passes(A_WHILE)
+            await other.payments.collect()
+        assert (await till.statuses(order), len(charged(control))) == (["COMPLETED"], 1)
+        again = await till.paying(order)
+        assert (again.payment.attempts, len(charged(control))) == (1, 1)
+        assert await broken(dsn) == {}
+
+
+@pytest.mark.parametrize(("fault", "answer_seconds"), MEANWHILE, ids=["not made yet", "made", "made, not heard"])
+@pytest.mark.parametrize("wrong", [HOURS, timedelta(hours=30), -HOURS], ids=["ahead", "a day ahead", "behind"])
+async def test_a_clock_that_steps_while_a_payment_is_being_given_back_refunds_it_once(
+    server: Movable, control: Control, time: Time, *, wrong: timedelta, fault: str, answer_seconds: float
+) -> None:
+    dsn = server.fresh_database()
+    async with desk(dsn, control, answer_seconds=answer_seconds) as one, desk(dsn, control, by="other") as other:
+        order, payment = await one.ghost()
+        sent = len(await one.shop.answers())
+        control.plan(f"stripe.refund:{fault}@1")
+        await one.tell(payment)
+        running = asyncio.create_task(one.run())
+        while len(await one.shop.answers()) == sent:
+            await asyncio.sleep(0.01)
+        time.is_wrong_by(wrong)
+        assert not running.done(), "the answer came before the clock had stepped"
+        for _ in range(3):
+            await kept(other.shop.database)
+            await other.refunds.sweep()
+            await other.run()
+        await running
+        time.is_wrong_by(timedelta())
+        for _ in range(4):
+            await kept(other.shop.database)
+            time.passes(A_WHILE)
+            await other.refunds.sweep()
+            await other.run()
+        assert (await one.refund_statuses(order), len(one.given_back())) == (["COMPLETED"], 1)
+        assert await broken(dsn) == {}
 
 
 async def test_an_order_held_while_the_clock_was_ahead_is_swept_once_it_is_right(

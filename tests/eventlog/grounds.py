@@ -80,9 +80,7 @@ async def grounds(
     simulator_url: str | None = None,
 ) -> AsyncIterator[Ground]:
     kafka = KafkaSettings(bootstrap, topic or new_topic())
-    settings = Settings(
-        database_url=dsn, kafka=kafka, simulator_webhook_secret=TRUSTED, reservation_grace_seconds=0.0
-    )
+    settings = Settings(database_url=dsn, kafka=kafka, simulator_webhook_secret=TRUSTED, reservation_grace_seconds=0.0)
     async with app.running(settings, limits=limits, simulator_url=simulator_url) as service:
         if checking:
             await service.log.check()

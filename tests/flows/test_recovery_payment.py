@@ -477,6 +477,7 @@ async def test_it_waits_until_nothing_can_be_on_its_way(dsn: str, control: Contr
 
 async def test_what_a_click_logs_that_looked_before_recovery_began_is_seen_by_it(dsn: str, control: Control) -> None:
     """It was told that it may send, and is slow: its charge is committed after recovery has begun, and marked."""
+    control.plan("stripe.charge:drop_before@1")
     async with opened(dsn, control) as till:
         order = await till.shop.order()
         looked, go_on = asyncio.Event(), asyncio.Event()
@@ -489,14 +490,23 @@ async def test_what_a_click_logs_that_looked_before_recovery_began_is_seen_by_it
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(intents, "begin", slow)
-            paying = asyncio.create_task(till.shop.pay(order))
+            paying = asyncio.create_task(till.shop.pending(order))
             await looked.wait()
             recovering_ = asyncio.create_task(recovered(till, wait=False))
-            await until_waiting(dsn, 1)
+            waiting = asyncio.create_task(until_waiting(dsn, 1))
+            await asyncio.wait([recovering_, waiting], return_when=asyncio.FIRST_COMPLETED)
+            assert (recovering_.done(), await till.shop.statuses(order)) == (False, []), "it waits for the click"
+            await waiting
             go_on.set()
             found = await recovering_
             await paying
-        assert found.charges.marked == 1 or await till.shop.statuses(order) == ["COMPLETED"]
+        # Its bytes were lost: nothing but recovery can have marked it, and nothing took it away before.
+        assert (counts(found, "charges"), found.is_confirmed) == ((1, 0, 0, 0, 1), False)
+        assert await fetchval(dsn, "SELECT ask_first FROM tally.payment_idempotency_log")
+        await age(dsn)
+        found = await recovered(till, wait=False)
+        assert (counts(found, "charges"), found.is_confirmed) == ((0, 0, 1, 0, 0), True)
+        assert (await till.shop.statuses(order), charged(control)) == (["PENDING"], [])
 
 
 async def test_a_collector_of_before_can_no_longer_write(dsn: str, control: Control) -> None:

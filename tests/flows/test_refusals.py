@@ -1,8 +1,10 @@
 """Refusals under no code that we know: believed where nothing else can be behind them, and never otherwise."""
 
+import http.client
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +14,8 @@ from tallystick.core.provider import Answer, Sending, Transfer, Unknown
 from tests import servers, simulators
 from tests.ledgers import broken
 from tests.payments import CHARGING, age, charged, checkout
-from tests.providers.worlds import API_KEY, Control, World
+from tests.providers.scripted import Asked, Canned, answering
+from tests.providers.worlds import API_KEY, WORLDS, Control, World
 from tests.sagas import Desk, desk
 from tests.settlements import A_WHILE, Row, Shop, books, ledger_differences, pass_time, rows, shop
 
@@ -118,6 +121,107 @@ async def test_a_payout_older_than_its_keys_memory_is_not_failed_by_words_alone(
     ticked = await payer.tick()
     assert (ticked.sent, ticked.failed) == (1, 0)
     assert (await only(payer)).status == "processing"
+
+
+# What each of them says when it cannot do what was asked for, by step and status; all are rows of their tables.
+OWN_WORDS = {
+    "adyen": {"type": "https://docs.adyen.com/errors", "title": "Not done", "detail": "No.", "errorCode": "30_999"},
+    "wise": {"errors": [{"code": "NOT_VALID", "message": "No.", "path": "details.reference"}]},
+}
+STEPS = {"adyen": ["/transfers"], "wise": ["/quotes", "/accounts", "/transfers"]}
+REFUSED_AT = [(name, step, status) for name, steps in STEPS.items() for step in steps for status in (400, 422)]
+# What others answer so: RFC 7807 without anything of theirs, an error of theirs with a hole in it, a page, nothing.
+FOREIGN = {
+    "a problem": {"type": "about:blank", "title": "Bad Request", "detail": "No.", "status": 400},
+    "a hole": {"title": "Not done", "detail": "No.", "errorCode": "", "errors": [{"code": "", "message": "No."}]},
+    "a page": b"<html><body>400 Bad Request</body></html>",
+    "nothing": b"",
+}
+
+
+class Gateway:
+    """Between us and a provider: what is posted to one of its steps is answered here, and never arrives."""
+
+    def __init__(self, url: str, step: str, answer: Canned) -> None:
+        self._netloc = urllib.parse.urlsplit(url).netloc
+        self._step = step
+        self._answer = answer
+        # What was posted, the others too.
+        self.posted: list[str] = []
+
+    def __call__(self, asked: Asked) -> Canned:
+        self.posted += [asked.path] if asked.method == "POST" else []
+        if asked.method == "POST" and asked.path.endswith(self._step):
+            return self._answer
+        kept = {name: value for name, value in asked.headers.items() if name.lower() not in ("host", "content-length")}
+        query = urllib.parse.urlencode(asked.query, doseq=True)
+        connection = http.client.HTTPConnection(self._netloc, timeout=30)
+        try:
+            connection.request(asked.method, f"{asked.path}?{query}", asked.body, kept)
+            reply = connection.getresponse()
+            return Canned(reply.status, reply.read())
+        finally:
+            connection.close()
+
+
+@asynccontextmanager
+async def paying_by(name: str, dsn: str, url: str) -> AsyncIterator[Shop]:
+    """A shop that owes a payout by this provider, which is at that address."""
+    world = next(world for world in WORLDS if world.name == name)
+    provider = world.make(url, "", "")
+    try:
+        async with shop(dsn, Control(url), providers={name: provider}) as opened:
+            await opened.create("p", provider=name, destination=world.destination)
+            yield opened
+    finally:
+        await provider.close()
+
+
+@pytest.mark.parametrize(("name", "step", "status"), REFUSED_AT)
+async def test_a_payout_refused_in_a_providers_own_words_fails_after_one_send(
+    dsn: str, control: Control, name: str, step: str, status: int
+) -> None:
+    gateway = Gateway(control.url, step, Canned(status, OWN_WORDS[name]))
+    async with answering(gateway) as between, paying_by(name, dsn, between.base) as payer:
+        ticked = await payer.tick()
+        assert (ticked.sent, ticked.failed, ticked.waiting) == (1, 1, 0)
+        row = await only(payer)
+        assert (row.status, row.reason) == ("failed", {"adyen": "30_999", "wise": "NOT_VALID"}[name])
+        await pass_time(dsn, A_WHILE)
+        assert (await payer.tick()).sent == 0
+        assert [path.endswith(step) for path in gateway.posted].count(True) == 1
+        assert books(control) == []
+        assert await broken(dsn) == {}
+        assert await ledger_differences(dsn) == {}
+
+
+@pytest.mark.parametrize("said", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(("name", "step", "status"), REFUSED_AT)
+async def test_the_same_status_with_a_foreign_body_ends_no_payout(
+    dsn: str, control: Control, *, name: str, step: str, status: int, said: object
+) -> None:
+    """A gateway in between answers so, too: what it kept from us nobody knows. It is sent again, under its key."""
+    gateway = Gateway(control.url, step, Canned(status, said))
+    async with answering(gateway) as between, paying_by(name, dsn, between.base) as payer:
+        ticked = await payer.tick()
+        assert (ticked.sent, ticked.failed, ticked.waiting) == (1, 0, 1)
+        row = await only(payer)
+        assert row.status == "processing"
+        assert await broken(dsn) == {}
+
+
+@pytest.mark.parametrize(("name", "word"), [("adyen", "30_999"), ("wise", "NOT_VALID")])
+async def test_a_payout_that_the_provider_itself_refuses_is_failed_once(
+    dsn: str, control: Control, name: str, word: str
+) -> None:
+    async with paying_by(name, dsn, control.url) as payer:
+        control.plan(f"{name}.transfer:refused({word})")
+        ticked = await payer.tick()
+        assert (ticked.sent, ticked.failed, (await only(payer)).reason) == (1, 1, word)
+        assert control.struck() == {"refused": 1}
+        await pass_time(dsn, A_WHILE)
+        assert (await payer.tick()).sent == 0
+        assert books(control) == []
 
 
 # --- charges

@@ -172,7 +172,12 @@ async def test_all_of_the_service_works_under_it(owned: str, served: str, contro
     assert verified["holds"] is True
     checked = {row["invariant"]: row["checked"] for row in verified["invariants"]}
     assert min(checked[name] for name in ("conservation", "journal", "settlements", "orders", "webhooks")) > 0
-    for command in (("explain", "move"), ("keys", "list"), ("reconcile",), ("events", "list"), ("breaks", "list")):
+    reads = [(name, "list") for name in ("keys", "events", "breaks", "payments", "refunds", "outbox")]
+    for command in (*reads, ("explain", "move"), ("reconcile",), ("approvals",), ("outbox", "read", "warehouse")):
+        shown = tally(*command, dsn=served, **more)
+        assert shown.returncode == 0, (command, shown.stderr)
+    place = json.loads(shown.stdout.splitlines()[-1])["place"]
+    for command in (("outbox", "relayed", "warehouse", place), ("retain",)):
         shown = tally(*command, dsn=served, **more)
         assert shown.returncode == 0, (command, shown.stderr)
 
@@ -212,6 +217,17 @@ JUDGES = (
     ("events", "list"),
     ("breaks", "list"),
     ("policy", "show"),
+    ("payments", "list"),
+    ("payments", "resolve", "or_1", "--outcome", "never_charged", "--evidence", "the dashboard"),
+    ("refunds", "list"),
+    ("refunds", "decide", "or_1", "--payment", "pi_1", "--decision", "keep"),
+    ("approvals",),
+    ("outbox", "list"),
+    ("outbox", "read", "warehouse"),
+    ("outbox", "relayed", "warehouse", "1:1"),
+    ("outbox", "forget", "warehouse"),
+    ("retain",),
+    ("retain", "--dry-run"),
 )
 
 

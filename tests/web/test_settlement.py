@@ -4,11 +4,12 @@ import asyncio
 import json
 from typing import Any
 
+import asyncpg
 import httpx2
 import pytest
 
 from tests.providers.worlds import Control
-from tests.settlements import A_WHILE, shop
+from tests.settlements import A_WHILE, shop, superuser
 from tests.web.conftest import Payouts
 from tests.web.payouts import create, created, status_of, told, wish
 
@@ -212,6 +213,57 @@ def test_a_floor_of_the_clearing_account_is_kept(payouts: Payouts, squad: str) -
         assert funded.status_code == 201
         assert create(client, squad, currency="SEK").status_code == 201
         assert client.get("/v1/accounts/settlement:clearing:SEK").json()["balance_micros"] == 0
+
+
+async def _everything(dsn: str) -> dict[str, list[str]]:
+    """All rows of all tables, as text."""
+    connection = await asyncpg.connect(superuser(dsn))
+    try:
+        tables = await connection.fetch(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'tally'::regnamespace AND relkind = 'r' ORDER BY 1"
+        )
+        return {
+            name: [row[0] for row in await connection.fetch(f"SELECT t::text FROM tally.{name} t ORDER BY 1")]
+            for (name,) in tables
+        }
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("poor", (402, "insufficient_funds")),
+        ("nobody", (404, "account_unknown")),
+        ("dollars", (409, "currency_mismatch")),
+        ("settlement:payable:EUR:amber", (409, "account_reserved")),
+        ("two words", (400, "account_invalid")),
+    ],
+)
+async def test_a_source_that_cannot_pay_is_refused_and_nothing_is_written(
+    payouts: Payouts, payer: httpx2.Client, squad: str, source: str, wanted: tuple[int, str]
+) -> None:
+    """Not even its key: it may be sent again when the source can pay."""
+    mine = {name: f"{name}:{squad}" for name in ("outside", "poor", "dollars")}
+    for name, currency, floor in (("outside", "EUR", None), ("poor", "EUR", 0), ("dollars", "USD", None)):
+        made = payer.put(f"/v1/accounts/{mine[name]}", json={"currency": currency, "floor_micros": floor})
+        assert made.status_code == 201, made.text
+    topup = {"kind": "topup", "account": mine["poor"], "source": mine["outside"], "currency": "EUR"}
+
+    def fund(micros: int) -> None:
+        body = {**topup, "amount_micros": micros}
+        done = payer.post("/v1/operations", json=body, headers={"idempotency-key": f"fund-{squad}-{micros}"})
+        assert done.status_code == 201, done.text
+
+    fund(12_339_999)
+    before = await _everything(payouts.dsn)
+    for _ in range(2):
+        assert told(create(payer, squad, source=mine.get(source, source))) == wanted
+    assert await _everything(payouts.dsn) == before
+    fund(1)
+    paid = create(payer, squad, source=mine["poor"])
+    assert (paid.status_code, paid.json()["source"]) == (201, mine["poor"]), paid.text
+    assert payer.get(f"/v1/accounts/{mine['poor']}").json()["balance_micros"] == 0
 
 
 @pytest.mark.parametrize("name", ["payable:EUR:amber", "in_transit:EUR:simulator", "paid_out:EUR:simulator"])
