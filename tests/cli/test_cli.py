@@ -230,6 +230,16 @@ def test_genuine_webhooks_are_stored_beside_slow_and_forged_ones(dsn: str) -> No
         assert result["value"] < 250
 
 
+def test_the_lookup_bench_asks_for_one_among_many(dsn: str) -> None:
+    """It stops where the one that is there is not found, or one that is not there is."""
+    shown = tally("bench", "lookup", "--json", "--rows", "300", dsn=dsn)
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    assert min(result["value"], result["baseline"], result["details"]["found_seconds"]) > 0
+    # A hundred a page, and none of them left out.
+    assert result["details"]["requests"] == 3
+
+
 def test_the_saga_bench_pays_and_gives_back(dsn: str) -> None:
     """The bench itself stops where an event did not come to its end, or where the books do not verify."""
     shown = tally("bench", "saga", "--json", "--seconds", "0.5", "--runs", "1", dsn=dsn)

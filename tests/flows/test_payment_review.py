@@ -191,10 +191,16 @@ async def test_the_books_of_another_account_show_nothing(one: Desk, outcome: str
     await execute(
         superuser(one.dsn), "SET session_replication_role = replica; UPDATE tally.intent SET account = 'acct_of_before'"
     )
-    done = await resolved(one, order, outcome, payment_intent_id=made["id"] if outcome == "charged" else None)
+    named = made["id"] if outcome == "charged" else None
+    done = await resolved(one, order, outcome, payment_intent_id=named)
     assert isinstance(done, Rejected)
     assert (done.code, "another account" in done.detail) == ("payment_not_confirmed", True)
     assert await one.shop.statuses(order) == ["PENDING"]
+    # That account is gone for good, and somebody has looked at what it did.
+    seen = {"evidence": "Statement of acct_of_before, 19 November.", "idempotency_key": "looked"}
+    done = await resolved(one, order, outcome, payment_intent_id=named, **seen)
+    assert isinstance(done, Reviewed), done
+    assert await one.shop.statuses(order) == ["FAILED" if named is None else "COMPLETED"]
 
 
 async def test_what_was_taken_with_another_amount_is_closed_and_given_back(one: Desk) -> None:

@@ -163,11 +163,10 @@ class PaymentReviews:
         adapter = self._providers.get(charge.provider)
         if adapter is None:
             return _unconfirmed(f"{charge.provider} is not configured here, so nobody can be asked.")
-        if charge.history.account not in (None, adapter.account):
-            return _unconfirmed(
-                f"It was sent with another account of {charge.provider} than the one configured here, whose books "
-                f"would not show it."
-            )
+        account = charge.history.account
+        if account not in (None, adapter.account):
+            # Nobody here can ask that one. Who names it has looked there, and not at the books of this one.
+            return None if account in wanted.evidence else _other_account(charge.provider, account, adapter.account)
         if wanted.payment_intent_id is None:
             return await self._is_absent(adapter, charge)
         try:
@@ -272,6 +271,16 @@ def _fault(wanted: Resolved) -> Rejected | None:
 
 def _none(name: str) -> Rejected:
     return Rejected("payment_unknown", f"{name} was never charged.", "There is nothing to find out about it.")
+
+
+def _other_account(provider: str, sent_with: str, configured: str) -> Rejected:
+    return Rejected(
+        "payment_not_confirmed",
+        f"It was sent with another account of {provider}, {sent_with!r}, than the one that is configured here, "
+        f"{configured!r}, whose books would not show it. Nothing was changed.",
+        f"Start a worker with that account: it asks by itself. Where that is gone for good, look in its dashboard, and "
+        f"name {sent_with!r} in your evidence.",
+    )
 
 
 def _unconfirmed(what: str) -> Rejected:
