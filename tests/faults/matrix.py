@@ -34,7 +34,7 @@ _ROOT: Final = Path(__file__).parents[2]
 # Between two looks at whether somebody waits.
 _A_LOOK_SECONDS: Final = 0.02
 _HELD_UP: Final = timedelta(seconds=0.2)
-# Of more than so many cases one may be missed, and one more of each twenty.
+# Of more than so many cases one may be missed, and one more of each forty: more would be points that nobody can reach.
 _FEW: Final = 10
 # Whether a statement is gathered into another's is a matter of moments: a missed case is tried again so often.
 _MORE_TRIES: Final = 3
@@ -114,7 +114,7 @@ def cases(points: Sequence[Point], chance: random.Random, most: int | None) -> C
     found = [Case(point, side) for point in points for side in SIDES]
     if most is None or most >= len(found):
         # Some points are gathered into others now and then.
-        return Cases(found, len(found) - len(found) // 20 - (len(found) > _FEW))
+        return Cases(found, len(found) - len(found) // 40 - (len(found) > _FEW))
     return Cases(chance.sample(found, len(found)), most, is_sample=True)
 
 

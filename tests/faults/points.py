@@ -34,6 +34,8 @@ _STATEMENTS: Final = ("query", "bind_execute", "bind_execute_many", "bind", "exe
 _LABEL_CHARACTERS: Final = 80
 # Ids differ from run to run.
 _IDS: Final = re.compile(rb"[0-9a-f-]{20,}|\d+")
+# Who begins a transaction, with the number of his process.
+_AUTHOR: Final = re.compile(r"(?<=tally\.author = )'[^']*'")
 _COMMENT: Final = re.compile(r"^\s*--.*$", re.MULTILINE)
 # The driver asks what the types of a new connection's first statements are: that is no statement of ours.
 _is_driver_asking: ContextVar[bool] = ContextVar("is_driver_asking", default=False)
@@ -211,4 +213,4 @@ def _names() -> dict[str, str]:
 
 
 def _shortened(text: str) -> str:
-    return " ".join(_COMMENT.sub("", text).split())[:_LABEL_CHARACTERS]
+    return _AUTHOR.sub("somebody", " ".join(_COMMENT.sub("", text).split()))[:_LABEL_CHARACTERS]
