@@ -160,7 +160,7 @@ _WORDS = (
     "destination.provider entry.number intent.provider intent.purpose journal.author journal.subject "
     "life.provider life.why migration.name operation.author order_count.name order_hold.claim_number "
     "order_hold.closed_as order_hold.reason order_hold.verdict orders.currency orders.status orphan.currency "
-    "orphan.provider orphan.purpose orphan.state outbox.topic payment_break.currency payment_break.kind "
+    "orphan.provider orphan.purpose orphan.state orphan.word outbox.topic payment_break.currency payment_break.kind "
     "payment_break.provider payment_break.purpose payment_break.resolution payment_break.resolved_by "
     "payment_break.word payment_idempotency_log.author payment_idempotency_log.claim_number "
     "payment_idempotency_log.currency payment_idempotency_log.operation_type payment_idempotency_log.provider "
@@ -174,6 +174,7 @@ _WORDS = (
     "webhook_events.currency webhook_events.object_purpose webhook_events.provider webhook_events.purpose "
     "webhook_events.reason webhook_events.state webhook_events.status webhook_events.type webhook_events.word "
     "webhook_guard.provider webhook_offset.topic webhook_poison.reason webhook_poison.resolution "
+    "webhook_poison.resolved_by "
     "webhook_poison.topic webhook_verdict.reason webhook_verdict.status"
 )
 _BYTES = (
