@@ -20,8 +20,13 @@ from typing import Final
 CONFTEST: Final = "tests.conftest"
 
 
-def run(work: Callable[..., None], *arguments: str, environment: Mapping[str, str]) -> CompletedProcess[str]:
-    """Have the work done in a fork with that environment, in this process's folder, and wait for it."""
+def run(
+    work: Callable[..., None], *arguments: str, environment: Mapping[str, str], seconds: float | None = None
+) -> CompletedProcess[str]:
+    """Have the work done in a fork with that environment, in this process's folder, and wait for it.
+
+    `seconds`: work that should end by itself, and goes on for longer, is a failure.
+    """
     context = multiprocessing.get_context("forkserver")
     # Heard by the server when it starts, and no more.
     context.set_forkserver_preload([CONFTEST, *(plugin.module for plugin in entry_points(group="pytest11"))])
@@ -31,7 +36,9 @@ def run(work: Callable[..., None], *arguments: str, environment: Mapping[str, st
         process = context.Process(target=_fork, args=(work, arguments, place, printed, complained))
         process.start()
         try:
-            process.join()
+            process.join(seconds)
+            if process.is_alive():
+                raise AssertionError(f"{arguments} still runs after {seconds} s: {complained.read_text()}")
         finally:
             # Whoever waits may be stopped, by a timeout: then nobody else would end it.
             process.kill()

@@ -91,6 +91,7 @@ def _named(given: dict[str, str]) -> dict[str, str]:
 def test_where_others_can_reach_it_no_simulator_stands_in_unless_it_was_asked_for(
     command: str, dsn: str, tmp_path: Path
 ) -> None:
+    # A service that starts goes on until somebody stops it.
     shown = tally(command, dsn=dsn, TALLY_HOST=EVERYWHERE, TALLY_PORT="0", TALLY_HOME=str(tmp_path))
     assert shown.returncode == 2
     assert "TALLY_PROVIDER=simulator" in shown.stderr

@@ -7,7 +7,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import asyncpg
 import httpx2
@@ -16,14 +18,20 @@ import pytest
 import tallystick
 from tallystick import Committed, Duplicate, Transfer, app
 from tallystick.errors import OutcomeUnknown, Unreachable
-from tallystick.settings import Settings
+from tallystick.settings import LIMITS, Settings
 from tallystick.store import tenant
 from tallystick.web.api import build
 from tallystick.web.server import serve
 from tests import servers
+from tests.cli.commands import tally
+from tests.ledgers import broken, ledger
 from tests.servers import cannot_be_tested
+from tests.settlements import superuser
 
 PATIENCE_SECONDS = 60
+# Of the commands' exit statuses.
+OUT_OF_REACH = 3
+KEPT = UUID("00000000-0000-4000-8000-000000000001")
 FULL = (
     "database_unreachable: the database's disk is full: could not [^\n]+: No space left on device. Nothing was "
     "recorded and no money moved. Send the same request with the same key once the database is back."
@@ -92,6 +100,71 @@ async def test_a_server_without_a_connection_left_is_told_and_got_over(embedded1
         assert (await client.get("/v1/accounts/a")).status_code == 200
         assert (await client.put("/v1/accounts/b", json={"currency": "USD"})).status_code == 201
         await ender.close()
+
+
+@pytest.mark.parametrize("command", ["verify", "serve"])
+async def test_a_command_that_gets_no_connection_says_so_in_a_sentence(
+    embedded18: servers.Server, tmp_path: Path, command: str
+) -> None:
+    dsn = embedded18.fresh_database()
+    async with used_up(dsn):
+        place = {"TALLY_HOME": str(tmp_path), "TALLY_PORT": "0", "TALLY_PROVIDER": "simulator"}
+        shown = await asyncio.to_thread(tally, command, dsn=dsn, **place)
+    assert shown.returncode == OUT_OF_REACH, shown.stderr
+    assert shown.stdout == ""
+    *before, sentence = shown.stderr.splitlines()
+    assert sentence.startswith("tally: database_unreachable: "), shown.stderr
+    assert "too many clients" in sentence or "connection slots" in sentence, sentence
+    assert all(line.startswith("database: ") for line in before), shown.stderr
+
+
+# What the server checks at COMMIT finds no room: the transaction was all right until then.
+NO_ROOM_AT_COMMIT = """
+CREATE FUNCTION public.full_at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE disk_full USING MESSAGE = 'could not extend file: No space left on device';
+END $$;
+CREATE CONSTRAINT TRIGGER full_at_commit AFTER INSERT ON tally.operation DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION public.full_at_commit();
+"""
+
+
+async def test_a_commit_that_finds_no_room_is_in_doubt_and_never_called_committed(embedded18: servers.Server) -> None:
+    """Whatever a COMMIT was answered with: only its success is one. The same key once more makes it once."""
+    dsn = embedded18.fresh_database()
+    give = Transfer(debit="a", credit="b", amount_micros=1, currency="USD")
+    recorded = "SELECT count(*) FROM tally.operation WHERE convert_from(request, 'UTF8') LIKE '%transfer%'"
+    async with ledger(dsn, limits=replace(LIMITS, outage_seconds=0.3)) as one:
+        await one.account("a", 5)
+        await one.account("b")
+        async with superuser_of(dsn) as owner:
+            await owner.execute(NO_ROOM_AT_COMMIT)
+            with pytest.raises(OutcomeUnknown):
+                await one.submit(give, "k")
+            with pytest.raises(OutcomeUnknown):
+                async with one.database.stepping() as connection:
+                    await connection.execute(
+                        "INSERT INTO tally.operation VALUES (1, $1, 'raw', '{}', '{}', now())", KEPT
+                    )
+            assert await owner.fetchval(recorded) == 0
+            assert (await one.balance("a"), await one.balance("b")) == (5, 0)
+            await owner.execute("DROP TRIGGER full_at_commit ON tally.operation")
+            first, again = await one.submit(give, "k"), await one.submit(give, "k")
+            assert isinstance(first, Committed), first
+            assert isinstance(again, Duplicate), again
+            assert await owner.fetchval(recorded) == 1
+            assert await owner.fetchval("SELECT count(*) FROM tally.operation WHERE id = $1", KEPT) == 0
+        assert (await one.balance("a"), await one.balance("b")) == (4, 1)
+    assert await broken(dsn) == {}
+
+
+@contextlib.asynccontextmanager
+async def superuser_of(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(superuser(dsn))
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.core.provider import Answer, Sending, Transfer, Unknown
+from tallystick.core.provider import Answer, Done, Refund, Refused, Sending, Transfer, Unknown
 from tests import servers, simulators
 from tests.ledgers import broken
 from tests.payments import CHARGING, age, charged, checkout
@@ -268,6 +268,26 @@ async def test_a_refund_above_what_is_left_is_compared_with_the_books_and_is_a_p
     await age(till.dsn)
     swept = await till.refunds.sweep()
     assert (swept.claimed, swept.sent) == (0, 0)
+
+
+@pytest.mark.parametrize("refusal", ["charge_already_refunded", "invalid_request_error"])
+async def test_a_refund_that_the_books_show_is_completed_whatever_its_refusal_says(till: Desk, refusal: str) -> None:
+    """Called failed, a person would give the money back a second time."""
+    order, payment = await till.ghost()
+    provider: Any = till.shop.provider
+    original = provider.refund
+
+    async def refund(instruction: Refund, sending: Sending) -> Answer:
+        assert isinstance(await original(instruction, sending), Done)
+        return Refused(code=refusal, message="")
+
+    provider.refund = refund
+    await till.tell(payment)
+    await till.run()
+    (row,) = await till.refunds_of(order)
+    (made,) = till.given_back()
+    assert (row.view.status, row.view.refund_id) == ("COMPLETED", made["id"])
+    assert await till.breaks() == []
 
 
 async def test_a_refund_that_may_have_run_and_is_refused_is_a_persons_at_once(till: Desk) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -172,6 +172,39 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < scanner._size <= 5_000
 
 
+DAY = 86_400
+LAST = int(NOW.timestamp())
+# Where a span begins on the grid of its slices, how long it is, and when in it, or before or after it, was asked.
+SPANS = [(LAST + off, long, part) for off in (-7, 0, 3) for long in (1, 10, 1_281, DAY) for part in (-1, 0, 0.5, 1, 2)]
+
+
+@pytest.mark.parametrize(("first", "long", "part"), SPANS)
+def test_the_slices_of_a_span_leave_no_second_of_it_out(first: int, long: int, part: float) -> None:
+    """A charge in a second that nobody reads counts as absent, and is made again."""
+    end = first + long
+    cells = list(scanning._slices(first, end, first + int(long * part)))
+    assert cells[0][0] <= first
+    assert cells[-1][1] >= end
+    # A slice is read up to its end and without it: the next one must begin with that very second.
+    assert [one_end for _, one_end in cells[:-1]] == [start for start, _ in cells[1:]]
+
+
+@pytest.mark.parametrize("asked", [NOW + 2 * SKEW, NOW, NOW - SKEW, SINCE - SKEW], ids=["over", "now", "ahead", "open"])
+async def test_a_charge_of_any_second_of_a_full_span_is_found(asked: datetime) -> None:
+    """At each side of every boundary between slices, and where the provider's clock is ahead of ours."""
+    books, first = Books(0), int(SINCE.timestamp())
+    books.made = [Made(f"o{second}", "ours", second) for second in range(first, LAST + 1)]
+    ours = [one.id for one in books.made]
+    # The newest are listed first: these are all that the few pages before the slices hold.
+    books.made += [Made(f"x{number}", "theirs", LAST) for number in range((scanning.FEW_PAGES + 1) * PAGE)]
+    scanner = Scanner()
+    assert sorted(await books.find(scanner, "ours", now=asked)) == ours
+    # In parts as well.
+    for cell in scanning._slices(first, LAST + 1, int(asked.timestamp())):
+        scanner.is_too_full("charge", cell)
+    assert sorted(await books.find(scanner, "ours", now=asked)) == ours
+
+
 # --- the adapters, over the wire
 
 CROWD = 12_000
@@ -181,9 +214,9 @@ FIRST = NOW - timedelta(minutes=20)
 class Crowd:
     """A list of so many payments, a few of them in every second, as Stripe and as Square list them."""
 
-    def __init__(self, count: int, *, ours: int) -> None:
+    def __init__(self, count: int, *, ours: Collection[int]) -> None:
         first, span = int(FIRST.timestamp()), int((NOW - FIRST).total_seconds())
-        self.times = [first + number * span // count for number in range(count)]
+        self.times: list[float] = [first + number * span // count for number in range(count)]
         self.ours = ours
 
     def stripe(self, asked: Asked) -> Canned:
@@ -214,14 +247,14 @@ class Crowd:
         return Canned(200, {"payments": page, **more})
 
     def _key(self, number: int, ours: str, form: Any) -> str:
-        return ours if number == self.ours else form(number.to_bytes(32, "big"))
+        return ours if number in self.ours else form(number.to_bytes(32, "big"))
 
 
 @pytest.mark.parametrize("dialect", ["stripe", "square"])
 @pytest.mark.parametrize("ours", [0, CROWD - 1, None])
 async def test_a_charge_is_found_or_absent_among_twelve_thousand(dialect: str, ours: int | None) -> None:
     """At 17 charges a second this is what a quarter of an hour holds."""
-    crowd = Crowd(CROWD, ours=-1 if ours is None else ours)
+    crowd = Crowd(CROWD, ours=() if ours is None else (ours,))
     samples: Any = {"stripe": stripe, "square": square}[dialect]
     async with answering(getattr(crowd, dialect)) as server:
         provider: Provider = samples.adapter(server.base)
@@ -234,3 +267,22 @@ async def test_a_charge_is_found_or_absent_among_twelve_thousand(dialect: str, o
         assert [movement.id.strip("piP_") for movement in looked.movements] == [str(ours)]
     # As many as there are pages, and at most one for each slice beside them.
     assert len(server.asked) < CROWD / PAGE + scanning.SLICES + scanning.FEW_PAGES + 2
+
+
+@pytest.mark.parametrize(("dialect", "before"), [("stripe", 1), ("square", 0.001)])
+async def test_what_was_made_beside_the_boundary_of_a_slice_is_found(dialect: str, before: float) -> None:
+    """Stripe counts in seconds, Square in their parts: the last moment of a slice, the first of the next, and ahead."""
+    first = int(FIRST.timestamp())
+    # Every tenth second: the slices are so long, or a multiple of it. The last is the provider's clock, ahead of ours.
+    beside = [at - early for at in range(first, LAST, 10) for early in (before, 0)] + [LAST + 30 - before]
+    crowd = Crowd(CROWD, ours=())
+    times = sorted([(at, True) for at in beside] + [(at, False) for at in crowd.times])
+    crowd.times = [at for at, _ in times]
+    crowd.ours = {number for number, (_, is_ours) in enumerate(times) if is_ours}
+    samples: Any = {"stripe": stripe, "square": square}[dialect]
+    async with answering(getattr(crowd, dialect)) as server:
+        provider: Provider = samples.adapter(server.base)
+        looked = await provider.look_up(samples.CHARGE, first_sent_at=FIRST, now=NOW)
+        await provider.close()
+    assert isinstance(looked, Found), looked
+    assert {int(movement.id.strip("piP_")) for movement in looked.movements} == crowd.ours

@@ -1,6 +1,7 @@
 """Migrations: once each, in order, and never backwards."""
 
 import asyncio
+import itertools
 import re
 import time
 from collections.abc import AsyncIterator
@@ -255,6 +256,29 @@ SMALL = {
 }
 # The version before has these; what came with it is not looked at.
 RELEASED = 12
+# Whatever its spelling: an index that one of them hid would be made under a lock.
+MADE = re.compile(
+    r"\bCREATE\s+(?:UNIQUE\s+)?INDEX\s+(?P<aside>CONCURRENTLY\s+)?(?:IF\s+NOT\s+EXISTS\s+)?"
+    r"(?:(?!ON\s)(?P<name>[\w\"]+)\s+)?ON\s+(?:ONLY\s+)?(?:\"?tally\"?\s*\.\s*)?\"?(?P<table>\w+)",
+    re.IGNORECASE,
+)
+
+
+def indexes(text: str) -> list[tuple[str, str]]:
+    """Every index that is not made concurrently there, and its table. None is overlooked: that fails."""
+    found = list(MADE.finditer(text))
+    assert len(found) == len(re.findall(r"\bCREATE\s+(?:UNIQUE\s+)?INDEX\b", text, re.IGNORECASE)), text
+    return [(made["name"] or "without a name", made["table"]) for made in found if not made["aside"]]
+
+
+def test_no_spelling_hides_an_index() -> None:
+    names = ("", "one ", "IF NOT EXISTS one ", 'IF NOT EXISTS "one" ')
+    tables = ("tally.orders", '"tally"."orders"', "orders")
+    for unique, name, only, table in itertools.product(("", "UNIQUE "), names, ("", "ONLY "), tables):
+        statement = f"CREATE {unique}INDEX {name}ON {only}{table} (tenant_id, id);"
+        for spelling in (statement, statement.lower(), statement.replace(" ", "\n  ")):
+            assert [made for _, made in indexes(spelling)] == ["orders"], spelling
+        assert indexes(statement.replace("INDEX", "INDEX CONCURRENTLY")) == []
 
 
 @pytest.mark.parametrize("migration", migrations()[RELEASED:], ids=lambda migration: f"{migration.number}")
@@ -264,9 +288,7 @@ def test_a_migration_holds_no_large_table_while_it_reads_it(migration: Migration
     faults = []
     for step in migration.steps:
         text = re.sub(r"--.*", "", step.sql)
-        if not step.is_concurrent:
-            made = re.findall(r"CREATE (?:UNIQUE )?INDEX (\w+)\s+ON (?:ONLY )?tally\.(\w+)", text)
-            faults += [f"index {index} of {table}: CONCURRENTLY" for index, table in made if table not in own]
+        faults += [f"index {index} of {table}: CONCURRENTLY" for index, table in indexes(text) if table not in own]
         for table, change in re.findall(r"ALTER TABLE (?:ONLY )?tally\.(\w+)([^;]*)", text):
             if table in own:
                 continue

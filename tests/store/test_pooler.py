@@ -52,6 +52,12 @@ def swallowing(embedded18: servers.Postgres) -> Iterator[servers.PgBouncer]:
     yield from _pooled(embedded18, ignore_startup_parameters=SWALLOWED)
 
 
+@pytest.fixture(scope="module")
+def deaf(embedded18: servers.Postgres) -> Iterator[servers.PgBouncer]:
+    """The same, and told to ignore the telltale as well: by its first answer it cannot be told from a server."""
+    yield from _pooled(embedded18, ignore_startup_parameters=",".join([SWALLOWED, *database.TELLTALE]))
+
+
 @pytest.fixture
 def dsn(embedded18: servers.Postgres) -> str:
     return embedded18.fresh_database()
@@ -156,6 +162,14 @@ async def test_two_engines_through_it_spend_no_money_twice(pooler: servers.PgBou
 async def test_a_pooler_in_the_library_s_way_is_refused_in_words(pooler: servers.PgBouncer, dsn: str) -> None:
     with pytest.raises(Misconfigured, match="leads to a pooler"):
         await database.connect(pooler.address(dsn), connections=1)
+
+
+async def test_a_pooler_that_loses_the_settings_in_silence_is_refused_in_words(
+    deaf: servers.PgBouncer, dsn: str
+) -> None:
+    """Nothing but the settings themselves shows it: locks would be waited for without a limit."""
+    with pytest.raises(Misconfigured, match=r"leads to a pooler.*does not keep the settings of a session"):
+        await database.connect(deaf.address(dsn), connections=1)
 
 
 async def test_the_pooler_is_one(pooler: servers.PgBouncer, dsn: str) -> None:

@@ -303,6 +303,9 @@ async def test_a_stranger_is_told_in_one_sentence(
     assert shown.returncode == 2, shown.stderr
     assert shown.stderr.splitlines()[-1].startswith("tally: ")
     assert "permission denied" in shown.stderr
+    # And what to do: which of the two he must be depends on what he wanted.
+    advice = "`tally migrate` needs the owner of the tables; everything else a member of the service's role"
+    assert advice in shown.stderr
     assert "Traceback" not in shown.stderr
 
 

@@ -15,6 +15,7 @@ from tallystick.store import account, tenant
 from tallystick.store.verify import verify
 from tests import servers
 from tests.ledgers import Ledger, ledger
+from tests.settlements import superuser
 
 FRESH = UUID("00000000-0000-4000-8000-000000000001")
 
@@ -172,14 +173,91 @@ async def test_a_query_that_forgets_its_where_sees_one_tenant(books: Ledger, tab
         assert {row["tenant_id"] for row in seen} == {number}
 
 
+READABLE = """
+SELECT c.relname, c.relrowsecurity,
+       has_any_column_privilege('tallystick_reader', c.oid, 'SELECT') AS is_readable,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id') AS is_a_tenants
+  FROM pg_class c WHERE c.relnamespace = 'tally'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+ ORDER BY c.relname
+"""
+# Whatever a policy adds to what the reader sees: for him by name, for a role that he is in, or for everybody.
+ADDING = """
+SELECT c.relname, p.polname, p.polcmd::text, p.polroles::regrole[]::text[], pg_get_expr(p.polqual, c.oid)
+  FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid
+ WHERE p.polpermissive AND c.relnamespace = 'tally'::regnamespace
+   AND EXISTS (SELECT FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role('tallystick_reader', r, 'MEMBER'))
+"""
+OWN_TENANT = (
+    "own_tenant", "r", ["tallystick_reader"], "(tenant_id = ( SELECT tally.current_tenant() AS current_tenant))"
+)  # fmt: skip
+
+
 async def test_every_table_with_a_tenant_is_behind_the_wall(owner: asyncpg.Connection) -> None:
-    """A table added later without a policy would be a hole."""
-    open_tables = await owner.fetch(
-        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' "
-        "WHERE n.nspname = 'tally' AND c.relkind IN ('r', 'p') AND NOT c.relrowsecurity"
-    )
-    assert open_tables == []
+    """A table added later without a policy, or with another one, would be a hole."""
+    async with owner.transaction():
+        # So that an expression names its schemas, whoever asks.
+        await owner.execute("SET LOCAL search_path = pg_catalog")
+        tables = await owner.fetch(READABLE)
+        policies = await owner.fetch(ADDING)
+    assert [row["relname"] for row in tables if row["is_a_tenants"] and not row["relrowsecurity"]] == []
+    # What is nobody's in particular is not shown to a tenant at all.
+    assert [row["relname"] for row in tables if row["is_readable"] and not row["is_a_tenants"]] == []
+    walled: dict[str, list[tuple[object, ...]]] = {row["relname"]: [] for row in tables if row["is_readable"]}
+    assert walled.keys() > set(TENANT_TABLES)
+    for name, *policy in policies:
+        walled.setdefault(name, []).append(tuple(policy))
+    assert {name: found for name, found in walled.items() if found != [OWN_TENANT]} == {}
+
+
+# A row is not a history here: nothing but whose it is matters to the wall, and everything else may be missing.
+NOTHING_BUT_A_TENANT = """
+DO $$
+DECLARE
+    one record;
+BEGIN
+    SET LOCAL client_min_messages = error;
+    FOR one IN SELECT conrelid::regclass AS name, conname FROM pg_constraint
+                WHERE connamespace = 'tally'::regnamespace AND contype IN ('c', 'f', 'p', 'u', 'x') AND conislocal
+                ORDER BY contype = 'p' LOOP
+        EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %I CASCADE', one.name, one.conname);
+    END LOOP;
+    FOR one IN SELECT indexrelid::regclass AS name FROM pg_index JOIN pg_class c ON c.oid = indrelid
+                WHERE c.relnamespace = 'tally'::regnamespace AND indisunique AND NOT c.relispartition LOOP
+        EXECUTE format('DROP INDEX %s', one.name);
+    END LOOP;
+    FOR one IN SELECT attrelid::regclass AS name, attname FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+                WHERE c.relnamespace = 'tally'::regnamespace AND c.relkind IN ('r', 'p') AND attnum > 0
+                  AND attnotnull AND attidentity = '' AND NOT c.relispartition AND attname <> 'tenant_id'
+                ORDER BY attinhcount LOOP
+        EXECUTE format('ALTER TABLE %s ALTER %I DROP NOT NULL', one.name, one.attname);
+    END LOOP;
+END $$;
+SET session_replication_role = replica;
+"""
+
+
+async def test_of_every_table_that_the_reader_may_read_he_sees_one_tenant(books: Ledger) -> None:
+    """Both tenants have a row in each: of a table that shows nobody anything this would prove nothing."""
+    connection = await asyncpg.connect(superuser(books.dsn))
+    try:
+        await connection.execute(NOTHING_BUT_A_TENANT)
+        tables = [row["relname"] for row in await connection.fetch(READABLE) if row["is_readable"]]
+        assert set(tables) > set(TENANT_TABLES)
+        for table in tables:
+            await connection.execute(f"INSERT INTO tally.{table} (tenant_id) OVERRIDING SYSTEM VALUE VALUES (1), (2)")
+            there = await connection.fetchval(
+                f"SELECT array_agg(DISTINCT tenant_id ORDER BY tenant_id) FROM ONLY tally.{table}"
+            )
+            assert there == [1, 2], table
+    finally:
+        await connection.close()
+    for number in (1, 2):
+        async with books.database.reading(number) as reader:
+            seen = {
+                table: await reader.fetchval(f"SELECT array_agg(DISTINCT tenant_id) FROM tally.{table}")
+                for table in tables
+            }
+        assert {table: found for table, found in seen.items() if found != [number]} == {}
 
 
 async def test_every_guard_that_verify_asks_for_is_counted(books: Ledger, owner: asyncpg.Connection) -> None:

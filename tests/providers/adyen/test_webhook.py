@@ -10,7 +10,7 @@ import pytest
 from tallystick.core.provider import Event, Forged
 from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.adyen import Adyen, webhook
+from tallystick.providers.adyen import Adyen, objects, webhook
 from tallystick.providers.adyen.webhook import is_signed
 from tests.providers.adyen.examples import (
     HMAC_KEY,
@@ -373,12 +373,23 @@ def test_the_first_bad_item_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["NotificationRequestItem", "NotificationRequestIte\\u006d"])
-def test_more_items_than_adyen_sends_are_not_looked_at(name: str) -> None:
+def test_more_items_than_adyen_sends_are_not_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte of them took a tenth of a second of everybody's time. A name may be escaped."""
     few = standard(*[signed(ITEM)] * webhook.MOST_ITEMS).replace(b"NotificationRequestItem", name.encode())
     assert len(received(few)) == webhook.MOST_ITEMS
     tiny = b'{"%s":1}' % name.encode()
     many = b'{"notificationItems":[' + b",".join([tiny] * (webhook.MOST_ITEMS + 1)) + b"]}"
+    looked_at: list[type] = []
+
+    def read(body: bytes, form: type) -> object:
+        looked_at.append(form)
+        return objects.read(body, form)
+
+    monkeypatch.setattr(webhook, "read", read)
     assert forged(many) == "too_many_items"
+    # Where the names are plain, not even their list is read; an escaped one shows itself only there.
+    assert looked_at == ([webhook._Standard] if "\\" in name else [])
+    looked_at.clear()
     large = b'{"notificationItems":[' + b",".join([tiny] * 20_000) + b"]}"
     assert forged(large) == "too_large"
+    assert looked_at == []
