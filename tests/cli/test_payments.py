@@ -1,6 +1,7 @@
 """`tally payments`: real processes, real exit codes."""
 
 import json
+import re
 
 import pytest
 
@@ -38,7 +39,10 @@ async def test_a_charge_nobody_answered_for_is_listed_and_closed_by_a_person(dsn
     assert (refused.returncode, "payment_not_confirmed" in refused.stderr) == (1, True), refused.stderr
     account = {"TALLY_ADYEN_API_KEY": "k", "TALLY_ADYEN_MERCHANT_ACCOUNT": "m", "TALLY_ADYEN_BALANCE_ACCOUNT": "b"}
     where = {"TALLY_ADYEN_API_BASE": books.url, "TALLY_ADYEN_TRANSFER_API_BASE": books.url}
-    closed = tally(*close, "--evidence", "the Customer Area shows none", dsn=dsn, **account, **where)
+    other = tally(*close, "--evidence", "the Customer Area shows none", dsn=dsn, **account, **where)
+    assert (other.returncode, "sent with another account of adyen" in other.stderr) == (1, True), other.stderr
+    (sent_with,) = re.findall(r"name '([^']+)' in your evidence", other.stderr)
+    closed = tally(*close, "--evidence", f"{sent_with} is closed and shows none", dsn=dsn, **account, **where)
     assert closed.returncode == 0, closed.stderr
     assert json.loads(closed.stdout)["payment"]["reason"] == "never_charged"
     assert tally("payments", "list", "--older-than", "0", dsn=dsn).returncode == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import time
@@ -203,6 +204,7 @@ PARTS = {
     + b"0\r\n"
     + b"a: b\r\n" * FIELDS
     + b"\r\n",
+    "what is no request": b"\x16\x03\x01\x00\r\n\r\n",
     "bytes of a target": b"GET /" + b"%41" * 1_400 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "bytes of a plain target": b"GET /v1/accounts/" + b"a" * 4_100 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "chunks": HOOK.replace(f"Content-Length: {PROMISE}", "Transfer-Encoding: chunked").encode()
@@ -217,7 +219,9 @@ async def test_more_parts_than_a_request_has_end_its_connection(place: Place, wh
     async with place.connected() as (reader, writer):
         writer.write(PARTS[what])
         assert await status(reader) == 400
-        await reader.read()
+        head, body = (await reader.read()).split(b"\r\n\r\n")
+        assert b"content-type: application/problem+json" in head
+        assert json.loads(body)["code"] == "request_malformed"
     assert place.front.crowd.closed == {"malformed": 1}
     assert place.front.receiver._bytes == 0
     async with place.connected() as (reader, writer):

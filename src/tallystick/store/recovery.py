@@ -161,6 +161,9 @@ async def given_back(
 
 async def report_given_back(database: Database) -> int:
     """Have a person know what a lost life gave back of payments that are recorded here. How many are new."""
+    async with database.owning() as connection:
+        if not await connection.fetchval(_SQL["knows_of_refunds"]):
+            return 0
     async with database.stepping() as connection:
         return len(await connection.fetch(_SQL["report_given_back"]))
 

@@ -120,6 +120,10 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, (SELECT min(creat
 -- name: given_back_elsewhere
 SELECT g.provider_id FROM tally.given_back_elsewhere($1, $2) AS g WHERE g.amount_micros = $3 AND g.currency = $4 LIMIT 1;
 
+-- name: knows_of_refunds
+-- Hardly any database has lost something: then a tick begins without a transaction that writes.
+SELECT EXISTS (SELECT FROM tally.orphan o WHERE o.parent IS NOT NULL AND o.purpose = 'refund');
+
 -- name: report_given_back
 -- What a lost life gave back of payments that are recorded here: a person must know. Once, whatever is said of it later.
 INSERT INTO tally.payment_break (kind, provider, purpose, object_id, word, amount_micros, currency, tenant_id, order_id,

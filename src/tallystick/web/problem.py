@@ -42,6 +42,7 @@ _ELSEWHERE: Final = MappingProxyType(
 PROBLEMS: Final = MappingProxyType(
     {
         # The request cannot be understood.
+        "request_malformed": (400, "The request is not one, or has too many parts"),
         "json_invalid": (400, "The body is not JSON"),
         "json_field_repeated": (400, "A JSON field is given twice"),
         "body_incomplete": (400, "The body broke off"),

@@ -42,6 +42,7 @@ CLOSED: Final[Header] = (b"connection", b"close")
 _LATE: Final = refused(
     Rejected("request_late", "The request did not come to its end in time.", "Send it again, all of it at once.")
 )
+_WHAT_FITS: Final = "Send it as HTTP/1.1, in fewer and shorter parts."
 _NO_ROOM: Final = refused(
     Rejected(
         "connections_exhausted",
@@ -192,7 +193,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._crowd.closed["malformed"] += 1
         if self.transport.is_closing():
             return
-        super().send_400_response(self._complaint or msg)
+        self._say_last(refused(Rejected("request_malformed", self._complaint or msg, _WHAT_FITS)), ())
+        self.transport.close()
 
     def shutdown(self) -> None:
         """The server stops: what is whole is answered, and what is still coming has a moment more."""
