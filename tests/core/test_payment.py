@@ -1,5 +1,6 @@
 """What a click comes to: every row of the table, and that an attempt's number grows after a known failure alone."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from tallystick.core.payment import (
     Again,
     Ask,
     Begin,
+    Close,
     Hold,
     LoggedCharge,
     Payable,
@@ -29,7 +31,7 @@ from tallystick.core.payment import (
     next_step,
     pay_refusal,
 )
-from tallystick.core.provider import Absent, Busy, Done, Found, Lookup, Movement, Refused, Undecided, Unknown
+from tallystick.core.provider import Absent, Busy, Done, Facts, Found, Lookup, Movement, Refused, Undecided, Unknown
 from tallystick.core.settlement import (
     KEY_DIFFERS,
     NOTHING_SENT,
@@ -89,7 +91,9 @@ MOVED = Movement(
 def step(
     order: Payable = ORDER, charge: LoggedCharge | None = CHARGE, history: History = NOTHING_SENT, **more: Any
 ) -> Any:
-    options = {"account": "test", "lookup": Lookup.SCAN, "now": NOW, "facts": FACTS, "patience": PATIENCE}
+    options = {
+        "account": "test", "lookup": Lookup.SCAN, "now": NOW, "facts": FACTS, "holder": FACTS, "patience": PATIENCE,
+    }  # fmt: skip
     return next_step(order, charge, history, **{**options, "most_attempts": 3, **more})
 
 
@@ -254,6 +258,23 @@ def test_the_books_decide_and_an_ended_order_is_never_sent_for(
     if isinstance(found, Transferred):
         assert isinstance(looked, Found)
         assert looked.movements == (MOVED,)
+
+
+UNABLE = msgspec.structs.replace(FACTS, cancels_charges=False)
+LEFT_OPEN: dict[str, Any] = {"status": "FAILED", "reason": "card_declined", "is_confirmable": True}
+
+
+@pytest.mark.parametrize(("taker", "holder"), list(itertools.product([FACTS, UNABLE], [None, FACTS, UNABLE])))
+def test_what_a_decline_left_is_ended_by_whoever_has_it_or_nothing_begins(taker: Facts, holder: Facts | None) -> None:
+    """Not by the one who takes the next attempt: he has never heard of it."""
+    found = step(charge=charge(**LEFT_OPEN), facts=taker, holder=holder)
+    if holder is FACTS:
+        assert found == Close()
+    else:
+        assert isinstance(found, Rejected)
+        assert found.code == "provider_not_configured"
+    over = charge(**{**LEFT_OPEN, "is_confirmable": False})
+    assert step(charge=over, facts=taker, holder=holder) == Begin(2)
 
 
 # A charge whose key is forgotten, which nothing can bring about any more, and whose order is over.

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import asyncpg
@@ -11,6 +12,8 @@ import pytest
 
 from tallystick.core.outcome import Rejected
 from tallystick.core.payment import Paid, Paying, PaymentPending, PaymentRefused
+from tallystick.flows.payment import Payments
+from tallystick.flows.sending import Sender
 from tallystick.store.migrate import migrate
 from tests import servers, simulators
 from tests.flows.test_payment import cancel, secret
@@ -19,6 +22,7 @@ from tests.payments import CHARGING, HURRIED, Checkout, age, charged, checkout
 from tests.providers.worlds import API_KEY, Control
 from tests.settlements import empty, superuser
 
+CHARGING_AT = {world.name: world for world in CHARGING}
 DECLINED = "pm_card_chargeDeclined"
 PATIENCE_SECONDS = 20
 # Lists are asked for by our time, and other tests take theirs far ahead.
@@ -288,6 +292,50 @@ async def test_what_a_decline_left_at_the_provider_is_cancelled_before_the_next_
     assert state_of(control, str(second.payment.payment_intent_id)) == "requires_payment_method"
     assert told(await shop.pay(order, key="one", payment_method=DECLINED)) == ("refused", True)
     assert await broken(shop.dsn) == {}
+
+
+@asynccontextmanager
+async def moved_to_adyen(shop: Checkout, *others: str) -> AsyncIterator[Checkout]:
+    """The shop whose new payments another provider takes; the `others` are configured beside it."""
+    adyen = CHARGING_AT["adyen"].make(shop.control.url, "", "")
+    providers = {"adyen": adyen, **dict.fromkeys(others, shop.provider)}
+    try:
+        async with (
+            Sender(shop.database, providers, limits=HURRIED) as sender,
+            Payments(shop.database, providers, sender, provider="adyen", limits=HURRIED) as payments,
+        ):
+            yield dataclasses.replace(shop, payments=payments)
+    finally:
+        await adyen.close()
+
+
+async def test_what_a_decline_left_is_ended_though_another_provider_takes_the_next_attempt(
+    shop: Checkout, control: Control
+) -> None:
+    order = await shop.order()
+    await shop.pay(order, key="one", payment_method=DECLINED)
+    async with moved_to_adyen(shop, "stripe") as moved:
+        method = CHARGING_AT["adyen"].payment_method
+        second = await moved.paying(order, key="two", payment_method=method)
+        assert second.payment.attempts == 2
+    assert [made["body"]["status"] for made in control.made("stripe", "payment_intent")] == ["canceled"]
+    assert len(control.made("adyen", "charge")) == 1
+    assert await broken(shop.dsn) == {}
+
+
+async def test_nothing_begins_beside_what_a_decline_left_at_a_provider_that_is_gone(
+    shop: Checkout, control: Control
+) -> None:
+    """It could still be paid there, and nobody here can end it. The key stays unused."""
+    order = await shop.order()
+    await shop.pay(order, key="one", payment_method=DECLINED)
+    async with moved_to_adyen(shop) as moved:
+        for _ in range(2):
+            refused = await moved.pay(order, key="two")
+            assert isinstance(refused, Rejected), refused
+            assert (refused.code, "at stripe" in refused.detail) == ("provider_not_configured", True)
+    assert control.made("adyen", "charge") == []
+    assert (await shop.paying(order, key="two")).payment.attempts == 2
 
 
 @pytest.mark.parametrize("fault", ["drop_before", "execute_then_drop", "gateway_503_after"])

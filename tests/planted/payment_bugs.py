@@ -11,6 +11,7 @@ import msgspec
 from tallystick.core import payment as deciders
 from tallystick.core import settlement
 from tallystick.core.order import token_name
+from tallystick.core.outcome import Rejected
 from tallystick.core.provider import Sending, Unknown
 from tallystick.core.release import Release
 from tallystick.flows import payment as flow
@@ -184,6 +185,19 @@ def joining_binds_nothing() -> None:
     cast("Any", store._Batch)._bind = bind
 
 
+def holder_is_who_takes_the_next_attempt() -> None:
+    """Whoever takes the next attempt is asked whether it can be ended, not who has it."""
+    original = deciders.next_step
+
+    def next_step(order: Any, charge: Any, history: Any, **more: Any) -> Any:
+        step = original(order, charge, history, **{**more, "holder": more["facts"]})
+        if isinstance(step, Rejected) and step.code == "provider_not_configured":
+            return deciders.Begin(charge.attempt + 1)
+        return step
+
+    cast("Any", deciders).next_step = next_step
+
+
 def next_attempt_beside_what_was_left() -> None:
     """What a decline leaves open at the provider stays open beside the next attempt."""
     original = deciders.next_step
@@ -263,6 +277,13 @@ PAYMENT_BUGS: Final = {
     "the next attempt begins beside what a decline left": Bug(
         next_attempt_beside_what_was_left,
         (f"{KEYS}test_what_a_decline_left_at_the_provider_is_cancelled_before_the_next_attempt",),
+    ),
+    "who takes the next attempt is taken for who has the one before": Bug(
+        holder_is_who_takes_the_next_attempt,
+        (
+            f"{KEYS}test_what_a_decline_left_is_ended_though_another_provider_takes_the_next_attempt",
+            f"{KEYS}test_nothing_begins_beside_what_a_decline_left_at_a_provider_that_is_gone",
+        ),
     ),
     "what is not known to be cancelled is taken for it": Bug(
         unknown_is_cancelled,

@@ -272,10 +272,14 @@ def next_step(
     lookup: Lookup,
     now: datetime,
     facts: Facts,
+    holder: Facts | None,
     patience: Patience,
     most_attempts: int,
 ) -> Step | Rejected:
-    """What a click comes to, on an order that `pay_refusal` does not refuse. First match wins."""
+    """What a click comes to, on an order that `pay_refusal` does not refuse. First match wins.
+
+    `facts`: of whoever takes it; `holder`: of whoever has the charge before, None where he is not configured any more.
+    """
     if charge is None:
         return _unpaid(order) if order.status == "PAID" else Begin(1)
     match charge.status:
@@ -286,8 +290,10 @@ def next_step(
                 return _unpaid(order)
             if charge.attempt >= most_attempts:
                 return _exhausted(order, charge)
+            if not charge.is_confirmable:
+                return Begin(charge.attempt + 1)
             # Beside the next attempt it could be paid too: two charges for one order.
-            return Close() if charge.is_confirmable and facts.cancels_charges else Begin(charge.attempt + 1)
+            return Close() if holder is not None and holder.cancels_charges else _left_open(order, charge)
         case "PENDING":
             return left_pending(
                 order, charge, history, account=account, lookup=lookup, now=now, facts=facts, patience=patience
@@ -486,6 +492,16 @@ def written_until(history: History, settled_from: datetime | None) -> datetime |
 def _unpaid(order: Payable) -> Rejected:
     return Rejected(
         "order_paid", f"{order.name} is paid, and by no charge of this log.", "Nothing is left to be paid for it."
+    )
+
+
+def _left_open(order: Payable, charge: LoggedCharge) -> Rejected:
+    return Rejected(
+        "provider_not_configured",
+        f"The attempt before on {order.name} was declined and can still be paid at {charge.provider}, which is not "
+        "configured here to end it: another one beside it could charge twice.",
+        f"Have the account of {charge.provider} configured, then send the same request again; or reserve anew, and pay "
+        "the new order.",
     )
 
 

@@ -414,6 +414,7 @@ class _Batch:
     def _next_step(self, seen: _Seen) -> payment.Step | Rejected:
         item, charge = seen.item, seen.charge
         if item.under is None:
+            holder = None if charge is None else self._terms.books.get(charge.provider)
             return payment.next_step(
                 seen.order,
                 charge,
@@ -422,6 +423,7 @@ class _Batch:
                 lookup=seen.books.lookup,
                 now=seen.now,
                 facts=seen.books.facts,
+                holder=None if holder is None else holder.facts,
                 patience=self._terms.patience,
                 most_attempts=self._terms.most_attempts,
             )

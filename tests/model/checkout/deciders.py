@@ -267,7 +267,8 @@ class Rules:
         )
         step = self.deciders.pay(
             payable, logged, sent if charge == "PENDING" else NOTHING_SENT, account="test", lookup=Lookup.EXACT,
-            now=NOW, facts=self._facts, patience=Patience(stuck_after=TICK, budget=8), most_attempts=most,
+            now=NOW, facts=self._facts, holder=self._facts, patience=Patience(stuck_after=TICK, budget=8),
+            most_attempts=most,
         )  # fmt: skip
         match step:
             case Rejected():
