@@ -82,7 +82,7 @@ async def _compare(
     memory = 0
     connections = _CONNECTIONS if per_request == 1 else _BATCH_CONNECTIONS
     # What a run will send is made beforehand: making it is not what is measured.
-    prepared = [request(i) for i in range(int(seconds * (10_000 if per_request == 1 else 30)))]
+    prepared = [request(i) for i in range(int(seconds * (40_000 if per_request == 1 else 120)))]
     async with ground.server(settings) as server_dsn:
         for _ in range(runs):
             for lanes, size, found in ((LIMITS.lanes, LIMITS.batch, rates), (_BASELINE_LANES, 1, baselines)):

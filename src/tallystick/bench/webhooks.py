@@ -39,8 +39,8 @@ _CLOSED_CONNECTIONS: Final = 512
 _OPEN_CONNECTIONS: Final = 512
 _RATE: Final = 10_000.0
 # More than a receiver takes on two cores: a run must not end for want of requests.
-_PREPARED_PER_SECOND: Final = 50_000
-_BASELINE_PREPARED_PER_SECOND: Final = 6_000
+_PREPARED_PER_SECOND: Final = 80_000
+_BASELINE_PREPARED_PER_SECOND: Final = 12_000
 _SPIKE_SECONDS: Final = 3_600.0
 
 Side = Literal["ours", "baseline"]
