@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 CODE = $(wildcard src tests bench)
 
-.PHONY: install up test check bench bench-peers lock clean
+.PHONY: install up test test-quick check bench bench-peers lock clean
 
 install: .venv/.installed
 
@@ -26,6 +26,16 @@ test: install
 	scripts/test-servers
 	scripts/test-kafka
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# The inner loop: laws, rules, documents, and one path through each room on the embedded server alone.
+QUICK = tests/test_rooms.py tests/docs/test_decisions.py tests/docs/test_reasons.py tests/money tests/keys tests/access \
+ tests/commit/test_fair_queue.py tests/ledger/test_claims.py tests/movement/test_mark.py tests/movement/test_steps.py tests/webhooks/test_record.py \
+ $(shell find tests -name test_rules.py) tests/http/test_problem.py tests/http/test_openapi.py \
+ tests/checkout/order/test_flow.py tests/checkout/payment/test_flow.py tests/checkout/saga/test_flow.py \
+ tests/checkout/refund/request/test_flow.py tests/settlement/tick/test_flow.py tests/webhooks/test_flow.py
+
+test-quick: install
+	$(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -k "not postgres15 and not mariadb" $(PYTEST_ARGS) $(QUICK)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -13,9 +13,9 @@ from dbos import DBOS, SetWorkflowID, SQLAlchemyDatasource, run_dbos_database_mi
 from sqlalchemy import text
 
 from bench.load import Driven, drive, make_tables
-from tallystick.core.operation import Operation, Transfer
-from tallystick.core.outcome import Committed, Duplicate, Outcome
 from tallystick.errors import require
+from tallystick.ledger.kinds import Operation, Transfer
+from tallystick.ledger.outcome import Committed, Duplicate, Outcome
 
 # 4 and 16 came out alike and 64 slower: a workflow takes some 10 ms of Python's time, so more only queue for that.
 CALLERS = 16

@@ -8,9 +8,9 @@ from asyncpg.prepared_stmt import PreparedStatement
 
 from bench.load import Driven, drive, make_tables
 from tallystick.bench.ledger import BASELINE_CONNECTIONS
-from tallystick.core.operation import Operation, Transfer
-from tallystick.core.outcome import Committed, Duplicate, Outcome
 from tallystick.errors import require
+from tallystick.ledger.kinds import Operation, Transfer
+from tallystick.ledger.outcome import Committed, Duplicate, Outcome
 
 SCHEMA = Path(__file__).with_name("function.sql").read_text(encoding="utf-8")
 BOOKS = """

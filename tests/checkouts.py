@@ -17,15 +17,15 @@ import asyncpg
 import httpx2
 
 from tallystick import app
-from tallystick.core.idempotency import Tenant
-from tallystick.flows.events import Backfill
+from tallystick.access.store import ensure_tenant
+from tallystick.ledger.claims import Tenant
 from tallystick.settings import LIMITS, Limits, Settings
-from tallystick.store.tenant import ensure_tenant
-from tallystick.web.webhook import PREFIX, WebhookReceiver
+from tallystick.webhooks.flow import Backfill
+from tallystick.webhooks.receiver import PREFIX, WebhookReceiver
+from tests.deliveries import TRUSTED, headers
 from tests.payments import age
 from tests.providers.worlds import Control
 from tests.settlements import superuser
-from tests.webhooks import TRUSTED, headers
 
 NAME = "simulator"
 CARD = "pm_card_visa"

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from tallystick.store.embedded_place import choose
+from tallystick.database.embedded.place import choose
 from tests import servers
 from tests.providers.worlds import Control
 from tests.servers import cannot_be_tested

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.simulator.process import RunningSimulator, start
 from tests import kafka as brokers
 from tests import servers, simulators
 from tests.planted.bugs import BUGS

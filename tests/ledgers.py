@@ -6,15 +6,17 @@ from typing import Any
 
 import asyncpg
 
-from tallystick.core.idempotency import Tenant
-from tallystick.core.operation import Kind, Kinds, TopUp
-from tallystick.core.outcome import Committed
-from tallystick.engine.engine import Engine
+from tallystick.access import store as tenant
+from tallystick.database import pool as database
+from tallystick.database.migrate import migrate
+from tallystick.database.verify import verify
+from tallystick.ledger.account import store as account
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.flow import Engine
+from tallystick.ledger.kinds import Kind, Kinds, TopUp
+from tallystick.ledger.outcome import Committed
+from tallystick.ledger.store import PostgresLedger
 from tallystick.settings import LIMITS, Limits
-from tallystick.store import account, database, tenant
-from tallystick.store.migrate import migrate
-from tallystick.store.operation import PostgresLedger
-from tallystick.store.verify import verify
 
 
 class Ledger:

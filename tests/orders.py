@@ -14,19 +14,19 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from tallystick.core.checkout_ledger import Item, Moved
-from tallystick.core.idempotency import Tenant
-from tallystick.core.order import OrderReserved, claim_of
-from tallystick.core.outcome import Rejected
-from tallystick.flows.order import Orders
+from tallystick.access.store import ensure_tenant
+from tallystick.checkout.order import store as orders_store
+from tallystick.checkout.order.flow import Orders
+from tallystick.checkout.order.rules import OrderReserved, claim_of
+from tallystick.checkout.order.store import OrderView, Reserved, SkuView
+from tallystick.checkout.postings import PaymentItem, PaymentMoved
+from tallystick.checkout.postings_store import post
+from tallystick.database import pool as postgres
+from tallystick.database.migrate import migrate
+from tallystick.database.pool import Database
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import Rejected
 from tallystick.settings import LIMITS, Limits
-from tallystick.store import database as postgres
-from tallystick.store import order as orders_store
-from tallystick.store.checkout_ledger import post
-from tallystick.store.database import Database
-from tallystick.store.migrate import migrate
-from tallystick.store.order import OrderView, Reserved, SkuView
-from tallystick.store.tenant import ensure_tenant
 from tests.ledgers import fetchval
 from tests.settlements import empty, superuser
 
@@ -151,12 +151,12 @@ async def _post(dsn: str, receipts: Sequence[asyncpg.Record]) -> None:
             await post(
                 connection,
                 [
-                    Moved(
+                    PaymentMoved(
                         Tenant(row["tenant_id"], row["tenant"]),
                         "paid",
                         row["provider"],
                         row["currency"],
-                        Item(row["order_id"].hex, row["payment_intent_id"], row["amount_micros"]),
+                        PaymentItem(row["order_id"].hex, row["payment_intent_id"], row["amount_micros"]),
                     )
                     for row in receipts
                 ],

@@ -14,23 +14,23 @@ from uuid import uuid4
 
 import asyncpg
 
-from tallystick.core.idempotency import Tenant
-from tallystick.core.order import order_id
-from tallystick.core.outcome import Rejected
-from tallystick.core.payment import Paid, Paying, PaymentPending, PaymentView
-from tallystick.flows.order import Orders
-from tallystick.flows.payment import Payments
-from tallystick.flows.release import Releases
-from tallystick.flows.sending import Sender
+from tallystick.access.store import ensure_tenant
+from tallystick.checkout.order.flow import Orders
+from tallystick.checkout.order.rules import order_id
+from tallystick.checkout.order.store import OrderView, Reserved
+from tallystick.checkout.payment import store
+from tallystick.checkout.payment.flow import Payments
+from tallystick.checkout.payment.rules import Paid, Paying, PaymentPending, PaymentView
+from tallystick.checkout.payment.store import ChargeRow
+from tallystick.checkout.release.flow import Releases
+from tallystick.database import pool as postgres
+from tallystick.database.migrate import migrate
+from tallystick.database.pool import Database
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.flow import Sender
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS, Limits
-from tallystick.store import database as postgres
-from tallystick.store import payment as store
-from tallystick.store.database import Database
-from tallystick.store.migrate import migrate
-from tallystick.store.order import OrderView, Reserved
-from tallystick.store.payment import ChargeRow
-from tallystick.store.tenant import ensure_tenant
 from tests.orders import TTL, wish
 from tests.providers.worlds import WORLDS, Control, World, impatient
 from tests.settlements import superuser
@@ -38,7 +38,7 @@ from tests.settlements import superuser
 STRIPE = next(world for world in WORLDS if world.name == "stripe")
 # Those that take charges.
 CHARGING = [world for world in WORLDS if world.name != "wise"]
-# More than a claim, a leave and the longest time in flight: what was sent before can no longer be on its way.
+# More than a claim, a permit and the longest time in flight: what was sent before can no longer be on its way.
 A_WHILE = timedelta(minutes=5)
 # Silence is silence after a moment, so that no test waits half a minute for it.
 HURRIED = replace(LIMITS, payment_wait_seconds=20.0)

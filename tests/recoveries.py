@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from tallystick.core.settlement import Patience
-from tallystick.flows.payment import Payments
-from tallystick.flows.recovery import Recovered, recover
-from tallystick.flows.refund import Refunds
-from tallystick.flows.sending import Sender
-from tallystick.flows.settling import Settler
+from tallystick.checkout.payment.flow import Payments
+from tallystick.checkout.refund.flow import Refunds
+from tallystick.database.pool import Database
+from tallystick.movement.flow import Sender
+from tallystick.movement.steps import Patience
 from tallystick.providers.port import Provider
+from tallystick.recovery.flow import Recovered, recover
 from tallystick.settings import LIMITS
-from tallystick.store.database import Database
+from tallystick.settlement.tick.flow import Settler
 
 _PATIENCE = Patience(stuck_after=timedelta(minutes=5), budget=8)
-# The leave of the lost life's senders is over, too.
+# The permit of the lost life's senders is over, too.
 AT_ONCE = replace(LIMITS, send_seconds=0.0)
 
 

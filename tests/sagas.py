@@ -13,22 +13,22 @@ from typing import Any
 
 import asyncpg
 
-from tallystick.core.author import acting
-from tallystick.core.currencies import Purpose
-from tallystick.core.order import order_id
-from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Event, Movement
-from tallystick.core.refund_review import Decision
-from tallystick.flows.events import Events, Processed
-from tallystick.flows.refund import Refunds
-from tallystick.flows.saga import Saga
-from tallystick.flows.sending import Sender
+from tallystick.audit.author import acting
+from tallystick.authority.approvals import ApprovalView
+from tallystick.checkout.order.rules import order_id
+from tallystick.checkout.order.store import OrderView
+from tallystick.checkout.refund import store
+from tallystick.checkout.refund.flow import Refunds
+from tallystick.checkout.refund.review.rules import Decision
+from tallystick.checkout.refund.store import RefundRow
+from tallystick.checkout.saga.flow import Saga
+from tallystick.ledger.outcome import Rejected
+from tallystick.money.currencies import Purpose
+from tallystick.movement.flow import Sender
+from tallystick.providers.words import Event, Movement
 from tallystick.settings import Limits
-from tallystick.store import refund as store
-from tallystick.store import webhook
-from tallystick.store.order import OrderView
-from tallystick.store.refund import RefundRow
-from tallystick.store.settlement_review import ApprovalView
+from tallystick.webhooks import inbox
+from tallystick.webhooks.flow import Events, Processed
 from tests.checkouts import given_up
 from tests.payments import HURRIED, STRIPE, Checkout, checkout
 from tests.providers.worlds import API_KEY, Control, World
@@ -181,7 +181,7 @@ async def expire(dsn: str, order: OrderView) -> None:
 
 async def tell(shop: Checkout, payment: str, event: str = "evt_1", **more: Any) -> None:
     async with shop.database.writing() as connection:
-        await webhook.append(connection, [told(shop, payment, event, **more)])
+        await inbox.append(connection, [told(shop, payment, event, **more)])
 
 
 def told(

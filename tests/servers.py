@@ -30,9 +30,9 @@ from typing import NoReturn, Protocol
 
 import pytest
 
-from tallystick.store import migrate as migrating
-from tallystick.store.embedded import BOOTSTRAP
-from tallystick.store.embedded_place import ENVIRONMENT, Account, choose, run_as
+from tallystick.database import migrate as migrating
+from tallystick.database.embedded.place import ENVIRONMENT, Account, choose, run_as
+from tallystick.database.embedded.server import BOOTSTRAP
 
 # Seconds for a server to start, recover or stop: two on an idle machine, many more beside a busy suite.
 PATIENCE_SECONDS = 90
@@ -224,7 +224,7 @@ class Postgres:
             _private(folder, self._account)
         self._run("initdb", "-D", str(self._data), "-U", "postgres", "--encoding=UTF8", "--locale=C", "-A", "trust")
         # The settings that ship, so that the tests run what users run.
-        template = (resources.files("tallystick.store") / "embedded.conf").read_text(encoding="utf-8")
+        template = (resources.files("tallystick.database.embedded") / "embedded.conf").read_text(encoding="utf-8")
         with (self._data / "postgresql.conf").open("a", encoding="utf-8") as settings:
             settings.write(template.replace("@SOCKETS@", str(self._sockets)))
             # Hundreds of databases: syncing them file by file takes half a minute after each crash.
@@ -401,7 +401,7 @@ class MariaDB:
     def fresh_database(self) -> str:
         dsn = self.empty_database()
         # Not imported above: the driver is an extra.
-        from tallystick.store.mysql import migrate as mysql  # noqa: PLC0415
+        from tallystick.ledger.mysql import migrate as mysql  # noqa: PLC0415
 
         with ThreadPoolExecutor(1) as thread:
             thread.submit(lambda: asyncio.run(mysql.migrate(dsn))).result()

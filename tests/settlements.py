@@ -17,29 +17,31 @@ from uuid import UUID
 import asyncpg
 
 from tallystick import app
-from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import hex64, uuid_form
-from tallystick.core.outcome import Rejected
-from tallystick.core.settlement import Patience, Status, settlement_id, settlement_name
-from tallystick.core.settlement_ledger import SettlementCreated, clearing
-from tallystick.core.settlement_terms import Policy
-from tallystick.flows.sending import Sender
-from tallystick.flows.settlement import Settlements
-from tallystick.flows.settling import Settler, Ticked
+from tallystick.access.store import ensure_tenant
+from tallystick.database import pool as postgres
+from tallystick.database.migrate import migrate
+from tallystick.database.pool import Database
+from tallystick.keys.derived import hex64, uuid_form
+from tallystick.keys.names import settlement_id, settlement_name
+from tallystick.ledger.account import store as account
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.flow import Sender
+from tallystick.movement.steps import Patience
 from tallystick.providers.port import Provider
-from tallystick.providers.simulator.amounts import decimals
 from tallystick.settings import LIMITS, Limits
-from tallystick.store import account
-from tallystick.store import database as postgres
-from tallystick.store import settlement as store
-from tallystick.store.database import Database
-from tallystick.store.migrate import migrate
-from tallystick.store.settlement import EventView, Made, SettlementView
-from tallystick.store.tenant import ensure_tenant
+from tallystick.settlement import store
+from tallystick.settlement.flow import Settlements
+from tallystick.settlement.postings import SettlementCreated, clearing
+from tallystick.settlement.rules import Status
+from tallystick.settlement.store import EventView, Made, SettlementView
+from tallystick.settlement.terms import Policy
+from tallystick.settlement.tick.flow import Settler, Ticked
+from tallystick.simulator.amounts import decimals
 from tests.providers.worlds import Control
 
 PATIENCE = Patience(stuck_after=timedelta(seconds=300), budget=8)
-# More than a claim, a leave and the longest time in flight together: what was sent before can no longer be on its way.
+# More than a claim, a permit and the longest time in flight together: what was sent before can no longer be on its way.
 A_WHILE = timedelta(minutes=20)
 A_DAY = timedelta(days=1)
 # What a wish says where a test says nothing.
@@ -320,7 +322,7 @@ class Shop:
     @cached_property
     def reviews(self) -> Any:
         """What people and webhooks do to settlements."""
-        from tallystick.flows.settlement_review import Reviews  # noqa: PLC0415
+        from tallystick.settlement.review.flow import Reviews  # noqa: PLC0415
 
         return Reviews(self.database)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.simulator.process import RunningSimulator, start
 from tests.providers.worlds import Control
 
 LENT = "TALLY_TEST_SIMULATOR"

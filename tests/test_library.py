@@ -9,8 +9,8 @@ import pytest
 
 import tallystick
 from tallystick import sync
-from tallystick.core.outcome import Committed, Duplicate, Rejected
 from tallystick.errors import CallerTransaction, Misconfigured
+from tallystick.ledger.outcome import Committed, Duplicate, Rejected
 from tests import servers
 
 

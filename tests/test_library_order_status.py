@@ -7,7 +7,7 @@ import pytest
 
 import tallystick
 from tallystick import sync
-from tallystick.core.outcome import Rejected
+from tallystick.ledger.outcome import Rejected
 from tests import servers
 
 LAMP = {"sku": "lamp", "quantity": 2, "amount_micros": 50_000_000, "currency": "EUR"}

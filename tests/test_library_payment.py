@@ -4,10 +4,10 @@ import pytest
 
 import tallystick
 from tallystick import app, sync
-from tallystick.core.outcome import Rejected
-from tallystick.providers.simulator.process import RunningSimulator
+from tallystick.database.explain.flow import explain
+from tallystick.ledger.outcome import Rejected
 from tallystick.settings import Settings
-from tallystick.store.explain import explain
+from tallystick.simulator.process import RunningSimulator
 from tests import servers
 from tests.payments import charged
 from tests.providers.worlds import Control

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 import tallystick
-from tallystick.core.authority import Ceiling, Policy
-from tallystick.core.outcome import Rejected
+from tallystick.authority import store as authority
+from tallystick.authority.rules import Ceiling, Policy
 from tallystick.errors import CallerTransaction, InFlight
-from tallystick.store import authority
+from tallystick.ledger.outcome import Rejected
 from tests import servers
 from tests.ledgers import broken, fetchval, ledger
 from tests.providers.worlds import Control

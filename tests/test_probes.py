@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from tallystick.core import keys
-from tallystick.core.intent import Begin, KnownIntent, Wanted
-from tallystick.core.settlement import Send, settlement_id
-from tallystick.flows import settling
+from tallystick.keys import derived as keys
+from tallystick.keys.names import settlement_id
+from tallystick.movement import store as intents
+from tallystick.movement.rules import Begin, KnownIntent, Wanted
+from tallystick.movement.steps import Send
 from tallystick.probes import double_payment, fee_bypass, key_nondeterminism, stuck_recovery_race
 from tallystick.probes.ground import Ground, connected, opened
 from tallystick.probes.report import Outcome, Probed, Tried
 from tallystick.probes.runner import PROBES, probe
-from tallystick.store import intent as intents
-from tallystick.store import settlement
+from tallystick.settlement import store as settlement
+from tallystick.settlement.tick import flow as settling
 from tests.cli.commands import TALLY
 
 SEED = int(os.environ.get("TALLY_TEST_SEED", "7"))
@@ -68,7 +69,7 @@ async def test_a_blind_repetition_past_the_horizon_is_seen(ground: Ground, monke
         return Begin(1 if known.last is None else known.last.number + 1)
 
     monkeypatch.setattr(settling, "next_step", lambda *_args, **_facts: Send(0))
-    monkeypatch.setattr(intents, "leave", always)
+    monkeypatch.setattr(intents, "permit", always)
     way = "answer lost, key forgotten"
     monkeypatch.setattr(double_payment, "WAYS", {way: double_payment.WAYS[way]})
     assert way in _won(await double_payment.double_payment(ground))
@@ -97,7 +98,7 @@ async def test_a_late_send_is_seen(ground: Ground, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stuck_recovery_race, "_RACES", {way: stuck_recovery_race._RACES[way]})
     (tried,) = await stuck_recovery_race.stuck_recovery_race(ground)
     assert tried.attack.won
-    assert "sends by workers whose leave had run out" in tried.attack.told
+    assert "sends by workers whose permit had run out" in tried.attack.told
 
 
 def test_fields_that_run_together_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ async def test_a_read_without_a_tenant_is_seen(ground: Ground, monkeypatch: pyte
 
 def test_the_command_says_what_won_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Planted: every key is new. One line of JSON on stdout, sentences on stderr, exit status 1."""
-    _plant(monkeypatch, tmp_path, "import os\nimport tallystick.core.keys as k\nk._VERSION = os.urandom(8)\n")
+    _plant(monkeypatch, tmp_path, "import os\nimport tallystick.keys.derived as k\nk._VERSION = os.urandom(8)\n")
     shown = subprocess.run(
         [*TALLY, "probe", "key_nondeterminism", "--json"], capture_output=True, text=True, check=False
     )

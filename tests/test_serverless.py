@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tallystick.errors import Misconfigured, RestoredDatabase, SchemaMismatch
-from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.serverless import aws_lambda, cloud_run
+from tallystick.simulator.process import RunningSimulator, start
 from tests import servers
 from tests.ledgers import broken, fetchval
 from tests.providers.worlds import Control

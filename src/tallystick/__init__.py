@@ -8,26 +8,11 @@ async with tallystick.open() as tally:
 """
 
 from tallystick import sync
-from tallystick.core.ledger import Account, Leg
-from tallystick.core.operation import (
-    Fee,
-    Hold,
-    Kind,
-    Operation,
-    Payout,
-    Post,
-    PostLeg,
-    Reading,
-    Refund,
-    Release,
-    TopUp,
-    Transfer,
-)
-from tallystick.core.order_status import OrderStatus
-from tallystick.core.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
-from tallystick.core.payment import Paying, PaymentPending, PaymentRefused, PaymentView
-from tallystick.core.refund_request import RefundGiven, RefundMade, RefundPending, RefundRefused
-from tallystick.core.velocity import VelocityLimit
+from tallystick.checkout.order.store import OrderView, SkuView
+from tallystick.checkout.order.store import Reserved as OrderMade
+from tallystick.checkout.payment.rules import Paying, PaymentPending, PaymentRefused, PaymentView
+from tallystick.checkout.refund.request.rules import RefundGiven, RefundMade, RefundPending, RefundRefused
+from tallystick.checkout.status.rules import OrderStatus
 from tallystick.errors import (
     Busy,
     CallerTransaction,
@@ -41,11 +26,26 @@ from tallystick.errors import (
     TallystickError,
     Unreachable,
 )
+from tallystick.ledger.kinds import (
+    Fee,
+    Hold,
+    Kind,
+    Operation,
+    Payout,
+    Post,
+    PostLeg,
+    Reading,
+    Refund,
+    Release,
+    TopUp,
+    Transfer,
+)
+from tallystick.ledger.outcome import Committed, Duplicate, Entry, Outcome, Rejected, Transaction
+from tallystick.ledger.rules import Account, Leg
+from tallystick.ledger.velocity import VelocityLimit
 from tallystick.library import Tally, open  # noqa: A004 - read as tallystick.open()
-from tallystick.store.order import OrderView, SkuView
-from tallystick.store.order import Reserved as OrderMade
-from tallystick.store.settlement import Made as SettlementMade
-from tallystick.store.settlement import SettlementView
+from tallystick.settlement.store import Made as SettlementMade
+from tallystick.settlement.store import SettlementView
 
 __version__ = "0.1.0"
 

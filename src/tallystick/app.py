@@ -13,55 +13,55 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from tallystick import settings as configuration
-from tallystick.core.currencies import Purpose
-from tallystick.core.idempotency import Tenant
-from tallystick.core.operation import Kind, Kinds
-from tallystick.core.outcome import Rejected
-from tallystick.core.secret import Secret
-from tallystick.core.settlement import Patience
-from tallystick.core.velocity import VelocityLimit
-from tallystick.engine.engine import Engine
+from tallystick.access import store as tenant
+from tallystick.checkout.order.flow import Orders
+from tallystick.checkout.order.store import Changed, unannounced
+from tallystick.checkout.payment.flow import Payments
+from tallystick.checkout.refund.flow import Refunds
+from tallystick.checkout.refund.request.flow import RefundRequests
+from tallystick.checkout.release.flow import Releases
+from tallystick.checkout.saga.flow import Saga
+from tallystick.checkout.status.announcer import Announcer
+from tallystick.checkout.status.flow import OrderStatuses
+from tallystick.checkout.watermark.flow import Log
+from tallystick.database import pool as postgres
+from tallystick.database.embedded import server as embedded
+from tallystick.database.embedded.keeper import kept
+from tallystick.database.migrate import Migration, grant, migrate, require_current
+from tallystick.database.pool import Database
+from tallystick.database.roles import Granted, might
 from tallystick.errors import Misconfigured
-from tallystick.eventlog.port import EventLog
-from tallystick.eventlog.postgres import PostgresLog
-from tallystick.flows.announcer import Announcer
-from tallystick.flows.events import Events, Handler, SettlementNews
-from tallystick.flows.intake import Intake
-from tallystick.flows.order import Orders
-from tallystick.flows.order_status import OrderStatuses
-from tallystick.flows.payment import Payments
-from tallystick.flows.refund import Refunds
-from tallystick.flows.refund_request import RefundRequests
-from tallystick.flows.release import Releases
-from tallystick.flows.saga import Saga
-from tallystick.flows.sending import Sender
-from tallystick.flows.settlement import Settlements
-from tallystick.flows.settlement_review import Reviews
-from tallystick.flows.settling import Settler
-from tallystick.flows.timekeeping import Timekeeper
-from tallystick.flows.watermark import Log
-from tallystick.flows.witness import Witness
-from tallystick.providers.adyen import Adyen, AdyenAccount
+from tallystick.leases.flow import Timekeeper
+from tallystick.ledger.account import store as account
+from tallystick.ledger.account.store import AccountView, EntryView, Put
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.flow import Engine
+from tallystick.ledger.kinds import Kind, Kinds
+from tallystick.ledger.mysql.address import is_address as is_mysql
+from tallystick.ledger.outcome import Rejected
+from tallystick.ledger.store import PostgresLedger
+from tallystick.ledger.velocity import VelocityLimit
+from tallystick.money.currencies import Purpose
+from tallystick.movement.flow import Sender
+from tallystick.movement.steps import Patience
+from tallystick.movement.witness import Witness
+from tallystick.providers.declared import ProviderSettings
+from tallystick.providers.known import KNOWN
 from tallystick.providers.port import Provider
-from tallystick.providers.square import Square, SquareAccount
-from tallystick.providers.stripe import Stripe, StripeAccount
-from tallystick.providers.wise import Wise, WiseAccount
-from tallystick.settings import LIMITS, Limits, ProviderSettings, Settings
-from tallystick.store import account, embedded, tenant
-from tallystick.store import database as postgres
-from tallystick.store import intake as intake_store
-from tallystick.store.account import AccountView, EntryView, Put
-from tallystick.store.database import Database
-from tallystick.store.embedded_keeper import kept
-from tallystick.store.migrate import Migration, grant, migrate, require_current
-from tallystick.store.mysql.address import is_address as is_mysql
-from tallystick.store.operation import PostgresLedger
-from tallystick.store.order import Changed, unannounced
-from tallystick.store.roles import Granted, might
+from tallystick.secret import Secret
+from tallystick.settings import LIMITS, Limits, Settings
+from tallystick.settlement.flow import Settlements
+from tallystick.settlement.review.flow import Reviews
+from tallystick.settlement.tick.flow import Settler
+from tallystick.webhooks.flow import Events, Handler, SettlementNews
+from tallystick.webhooks.intake import store as intake_store
+from tallystick.webhooks.intake.flow import Intake
+from tallystick.webhooks.log.port import EventLog
+from tallystick.webhooks.log.postgres import PostgresLog
 
 
 class Accounts(Protocol):
-    """What `store.account` and `store.mysql.account` both are; each takes its own kind of database."""
+    """What `ledger.account.store` and `ledger.mysql.account` both are; each takes its own kind of database."""
 
     async def put(
         self,
@@ -174,66 +174,6 @@ async def database_address(
         await asyncio.to_thread(server.close)
 
 
-def _stripe(of: ProviderSettings) -> Provider:
-    return Stripe(
-        StripeAccount(
-            api_key=of.api_key,
-            api_base=of.api_base,
-            webhook_secrets=of.webhook_secrets,
-            account_id=of.more.get("account_id", ""),
-            connected_accounts=tuple(filter(None, of.more.get("connected_accounts", "").replace(" ", "").split(","))),
-            requests_per_second=of.requests_per_second,
-        )
-    )
-
-
-def _adyen(of: ProviderSettings) -> Provider:
-    return Adyen(
-        AdyenAccount(
-            api_key=of.api_key,
-            api_base=of.api_base,
-            transfer_api_base=of.more["transfer_api_base"],
-            merchant_account=of.more["merchant_account"],
-            balance_account=of.more["balance_account"],
-            return_url=of.more.get("return_url", ""),
-            webhook_secrets=of.webhook_secrets,
-            requests_per_second=of.requests_per_second,
-        )
-    )
-
-
-def _square(of: ProviderSettings) -> Provider:
-    return Square(
-        SquareAccount(
-            api_key=of.api_key,
-            api_base=of.api_base,
-            location_id=of.more["location_id"],
-            webhook_url=of.more.get("webhook_url", ""),
-            webhook_secrets=of.webhook_secrets,
-            requests_per_second=of.requests_per_second,
-        )
-    )
-
-
-def _wise(of: ProviderSettings) -> Provider:
-    return Wise(
-        WiseAccount(
-            api_key=of.api_key,
-            api_base=of.api_base,
-            profile_id=of.more["profile_id"],
-            source_currency=of.more.get("source_currency", ""),
-            webhook_keys=tuple(key.reveal() for key in of.webhook_secrets),
-            requests_per_second=of.requests_per_second,
-        )
-    )
-
-
-_ADAPTERS: Mapping[str, Callable[[ProviderSettings], Provider]] = {
-    "stripe": _stripe,
-    "adyen": _adyen,
-    "square": _square,
-    "wise": _wise,
-}
 # The simulator speaks every dialect; as a provider of its own it speaks Stripe's. It has no rate limit.
 _SIMULATED_PER_SECOND = 100_000.0
 SIMULATOR_API_KEY = "sk_test_simulator"
@@ -241,7 +181,7 @@ SIMULATOR_API_KEY = "sk_test_simulator"
 
 def simulator(url: str, webhook_secret: Secret | None = None) -> Provider:
     """The simulator as a provider. Without the secret of its webhooks none of them is believed."""
-    return _stripe(
+    return KNOWN["stripe"].make(
         ProviderSettings(
             api_key=Secret(SIMULATOR_API_KEY),
             api_base=f"{url}/stripe",
@@ -262,7 +202,7 @@ async def providers(settings: Settings, *, simulator_url: str | None = None) -> 
         )
     for name, account_settings in settings.providers.items():
         try:
-            found[name] = _ADAPTERS[name](account_settings)
+            found[name] = KNOWN[name].make(account_settings)
         except Misconfigured as error:
             raise Misconfigured(f"TALLY_{name.upper()}_...: {error}") from error
     try:
@@ -338,10 +278,10 @@ async def webhook_log(
         return
     try:
         # The client is an extra: nobody needs it who does not use it.
-        from tallystick.eventlog.kafka import KafkaLog  # noqa: PLC0415
-        from tallystick.eventlog.kafka_reach import KafkaReach  # noqa: PLC0415
-        from tallystick.eventlog.kafka_reader import KafkaReader  # noqa: PLC0415
-        from tallystick.eventlog.kafka_topic import KafkaTopic  # noqa: PLC0415
+        from tallystick.webhooks.log.kafka import KafkaLog  # noqa: PLC0415
+        from tallystick.webhooks.log.kafka_reach import KafkaReach  # noqa: PLC0415
+        from tallystick.webhooks.log.kafka_reader import KafkaReader  # noqa: PLC0415
+        from tallystick.webhooks.log.kafka_topic import KafkaTopic  # noqa: PLC0415
     except ImportError as error:
         message = "TALLY_KAFKA_BOOTSTRAP is set; Kafka's client is missing: pip install 'tallystick[kafka]'"
         raise Misconfigured(message) from error
@@ -476,7 +416,7 @@ async def migrate_database(settings: Settings) -> tuple[list[Migration], Granted
             applied = await migrate(dsn)
             return applied, await grant(dsn, settings.service_role) if settings.service_role else None
         with _mysql_driver():
-            from tallystick.store.mysql import migrate as mysql  # noqa: PLC0415
+            from tallystick.ledger.mysql import migrate as mysql  # noqa: PLC0415
         return await mysql.migrate(dsn), None
 
 
@@ -499,9 +439,9 @@ async def ledger(settings: Settings, *, kinds: Iterable[Kind] = (), limits: Limi
             yield Ledger(service.database, service.engine, account, tenant.find_tenant)
         return
     with _mysql_driver():
-        from tallystick.store.mysql import account as accounts  # noqa: PLC0415
-        from tallystick.store.mysql import database, migrate, operation  # noqa: PLC0415
-        from tallystick.store.mysql.tenant import find_tenant  # noqa: PLC0415
+        from tallystick.ledger.mysql import account as accounts  # noqa: PLC0415
+        from tallystick.ledger.mysql import database, migrate, operation  # noqa: PLC0415
+        from tallystick.ledger.mysql.tenant import find_tenant  # noqa: PLC0415
     await migrate.require_current(dsn)
     opened = await database.connect(dsn, connections=limits.lanes + limits.readers)
     try:

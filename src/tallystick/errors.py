@@ -1,4 +1,4 @@
-"""Exceptions: a bug, or broken I/O. Expected refusals are values (`core.outcome.Rejected`).
+"""Exceptions: a bug, or broken I/O. Expected refusals are values (`ledger.outcome.Rejected`).
 
 TallystickError
   ├── Busy              nothing was recorded: the queue is full, try again after a moment

@@ -10,24 +10,33 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import asyncpg
 
-from tallystick import app
-from tallystick.core.author import acting, by_library
-from tallystick.core.idempotency import Tenant
-from tallystick.core.operation import Kind, Operation
-from tallystick.core.order import OrderReserved
-from tallystick.core.order_status import OrderStatus
-from tallystick.core.outcome import Outcome, Rejected
-from tallystick.core.payment import Paying, PaymentPending
-from tallystick.core.refund_request import RefundGiven, RefundPending
-from tallystick.core.settlement_ledger import SettlementCreated
-from tallystick.core.velocity import VelocityLimit
-from tallystick.errors import CallerTransaction, Forked, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
+from tallystick import app, caller
+from tallystick.access import store as tenant
+from tallystick.audit.author import acting, by_library
+from tallystick.checkout.order.rules import OrderReserved
+from tallystick.checkout.order.store import OrderView, Reserved, SkuView
+from tallystick.checkout.payment.rules import Paying, PaymentPending
+from tallystick.checkout.refund.request.rules import RefundGiven, RefundPending
+from tallystick.checkout.status.rules import OrderStatus
+from tallystick.errors import (
+    CallerTransaction,
+    Forked,
+    Misconfigured,
+    OutcomeUnknown,
+    TallystickError,
+    Unreachable,
+)
+from tallystick.ledger.account import store as account
+from tallystick.ledger.account.store import AccountView, EntryView, Put
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.kinds import Kind, Operation
+from tallystick.ledger.mysql.address import is_address as is_mysql
+from tallystick.ledger.outcome import Outcome, Rejected
+from tallystick.ledger.velocity import VelocityLimit
 from tallystick.settings import Settings
-from tallystick.store import account, caller, settlement, tenant
-from tallystick.store.account import AccountView, EntryView, Put
-from tallystick.store.mysql.address import is_address as is_mysql
-from tallystick.store.order import OrderView, Reserved, SkuView
-from tallystick.store.settlement import Made, SettlementView
+from tallystick.settlement import store as settlement
+from tallystick.settlement.postings import SettlementCreated
+from tallystick.settlement.store import Made, SettlementView
 
 P = ParamSpec("P")
 T = TypeVar("T")

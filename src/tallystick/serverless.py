@@ -20,7 +20,7 @@ import uvloop
 
 from tallystick import app
 from tallystick import settings as configuration
-from tallystick.core.author import by_worker, sign
+from tallystick.audit.author import by_worker, sign
 from tallystick.errors import Busy, InFlight, Misconfigured, OutcomeUnknown, TallystickError, Unreachable
 from tallystick.providers.steady import steady
 

@@ -13,9 +13,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
 
-from tallystick.core.provider import PROVIDERS
-from tallystick.core.secret import HIDDEN, Secret
 from tallystick.errors import Misconfigured
+from tallystick.providers.declared import Declared, ProviderSettings
+from tallystick.providers.known import KNOWN
+from tallystick.secret import HIDDEN, Secret
 
 IpNetwork = IPv4Network | IPv6Network
 
@@ -103,6 +104,12 @@ class Limits:
     send_seconds: float = 10.0
     # How often `tally recover` says how long it still waits: it takes minutes, and nothing is sent meanwhile.
     recovery_told_seconds: float = 30.0
+    # A worker whose database is away tries again after the first of these, then after twice as long, up to the longest:
+    # longer ones would keep work waiting after it is back.
+    worker_first_pause_seconds: float = 0.5
+    worker_longest_pause_seconds: float = 15.0
+    # While the database is distrusted: a person has to act first.
+    worker_restored_seconds: float = 30.0
     # Between two looks at whether a provider's books are to be read after what may have been a restore: a restart opens
     # a reading that ends some minutes later, and nothing waits for it but payouts that were created since.
     reading_pause_seconds: float = 10.0
@@ -128,7 +135,7 @@ class Limits:
     watermark_pause_seconds: float = 0.1
     # Overdue orders whose payments a sweep has cancelled at once: each is a call or two to a provider.
     release_chunk: int = 64
-    # How long such an order is left to the one who asks: a leave and the longest waits for two answers are over then.
+    # How long such an order is left to the one who asks: a permit and the longest waits for two answers are over then.
     release_lease_seconds: float = 90.0
     # When it is looked at again after it was found paid: the saga should have made it PAID long before.
     release_told_seconds: float = 60.0
@@ -178,9 +185,10 @@ class Limits:
     event_chunk: int = 500
     # Batches at once while events queue up: while the database works on one, Python decides the other.
     event_workers: int = 2
-    # How often a worker looks for events when nobody woke it; the longest pause while the database is under pressure.
+    # How often a worker looks for events when nobody woke it.
     event_pause_seconds: float = 3.0
-    event_longest_pause_seconds: float = 30.0
+    # For so long at most the intake rests beside a slow database: its topic grows meanwhile.
+    intake_longest_rest_seconds: float = 30.0
     # How long a handler may take over a batch before it is held to hang.
     event_handling_seconds: float = 60.0
     # Failures of an event's own before it is a dead letter; outages are none.
@@ -192,7 +200,7 @@ class Limits:
     event_outage_seconds: float = 5.0
     # How long a buyer is kept waiting for the provider before he is told that his payment is pending.
     payment_wait_seconds: float = 5.0
-    # How long a charge is left to the one who sends it: a leave and the longest wait for an answer are over by then.
+    # How long a charge is left to the one who sends it: a permit and the longest wait for an answer are over by then.
     payment_lease_seconds: float = 35.0
     # How long after an answer that decided nothing the provider's books are asked.
     payment_stuck_seconds: float = 15.0
@@ -332,12 +340,6 @@ _FEWEST_BODY_DAYS = 30
 _MOST_BODY_DAYS = 36_500
 # More than one process can send; a larger number is a slip of the finger.
 _HIGHEST_RATE = 100_000
-# Without these a provider's calls would be refused, or go to the wrong account.
-_NEEDED = {
-    "adyen": ("merchant_account", "balance_account", "transfer_api_base"),
-    "square": ("location_id",),
-    "wise": ("profile_id",),
-}
 # Shorter ones can be guessed, and their prefix would show most of them.
 _SHORTEST_API_KEY = 24
 
@@ -349,22 +351,26 @@ _ROLE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
-_ADYEN_TRANSFERS = "https://balanceplatform-api-test.adyen.com/btl/v4"
 
-
-def _of_provider(name: str, key: str, base: str, webhook: str) -> tuple[_Spec, ...]:
-    """What every provider has."""
-    prefix, title = f"TALLY_{name}_", name.capitalize()
+def _of_provider(of: Declared) -> tuple[_Spec, ...]:
+    """What every provider has, and what is its own."""
+    prefix, title = f"TALLY_{of.name.upper()}_", of.title
     return (
-        _Spec(f"{prefix}API_KEY", None, f"{title}: {key}; absent: {title} is off", secret=True),
-        _Spec(f"{prefix}API_BASE", base, f"{title}: address of the API"),
-        _Spec(f"{prefix}WEBHOOK_SECRET", None, f"{title}: {webhook}; several during rotation, by comma", secret=True),
+        _Spec(f"{prefix}API_KEY", None, f"{title}: {of.api_key}; absent: {title} is off", secret=True),
+        _Spec(f"{prefix}API_BASE", of.api_base, f"{title}: address of the API"),
+        _Spec(
+            f"{prefix}WEBHOOK_SECRET",
+            None,
+            f"{title}: {of.webhook_secret}; several during rotation, by comma",
+            secret=True,
+        ),
         _Spec(f"{prefix}REQUESTS_PER_SECOND", None, f"{title}: rate limit; absent: what the provider publishes"),
         _Spec(
             f"{prefix}SETTLEMENT_TIMEOUT_SECONDS",
             None,
             f"{title}: a payout without an answer is taken over after this; absent: TALLY_SETTLEMENT_TIMEOUT_SECONDS",
         ),
+        *(_Spec(f"{prefix}{own.name}", own.default, f"{title}: {own.meaning}") for own in of.settings),
     )
 
 
@@ -400,7 +406,7 @@ SPECS: Final = (
         "0",
         "calls with a key that one tenant may make in each process, a batch counting as what is in it; 0: no limit",
     ),
-    _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(PROVIDERS)}"),
+    _Spec("TALLY_PROVIDER", "simulator", f"provider for new money movements: simulator, {', '.join(KNOWN)}"),
     _Spec("TALLY_SIMULATOR_PORT", "8090", "where the simulator listens, on 127.0.0.1"),
     _Spec("TALLY_SETTLEMENT_TIMEOUT_SECONDS", "300", "a payout without an answer is stuck, and taken over, after this"),
     _Spec("TALLY_SETTLEMENT_RETRY_BUDGET", "8", "sends without a final answer before a payout is given up"),
@@ -431,37 +437,8 @@ SPECS: Final = (
         "security.*, sasl.* and ssl.* of the Kafka client as name=value, by semicolon",
         secret=True,
     ),
-    *_of_provider("STRIPE", "secret key, sk_...", "https://api.stripe.com", "endpoint secrets, whsec_..."),
-    _Spec(
-        "TALLY_STRIPE_ACCOUNT_ID",
-        None,
-        "Stripe: your own acct_...; binds what is sent to this account",
-    ),
-    _Spec("TALLY_STRIPE_CONNECTED_ACCOUNTS", None, "Stripe: acct_... whose payouts are listed too, by comma"),
-    *_of_provider("ADYEN", "API key", "https://checkout-test.adyen.com/v72", "HMAC keys, hexadecimal"),
-    _Spec("TALLY_ADYEN_TRANSFER_API_BASE", _ADYEN_TRANSFERS, "Adyen: address of the transfers API"),
-    _Spec("TALLY_ADYEN_MERCHANT_ACCOUNT", None, "Adyen: merchant account of charges and refunds"),
-    _Spec("TALLY_ADYEN_BALANCE_ACCOUNT", None, "Adyen: balance account that transfers draw on"),
-    _Spec("TALLY_ADYEN_RETURN_URL", None, "Adyen: where a customer who had to be redirected comes back to"),
-    *_of_provider("SQUARE", "access token", "https://connect.squareup.com", "signature keys"),
-    _Spec("TALLY_SQUARE_LOCATION_ID", None, "Square: the location charges belong to"),
-    _Spec("TALLY_SQUARE_WEBHOOK_URL", None, "Square: the webhook address exactly as registered; it is signed"),
-    *_of_provider("WISE", "API token", "https://api.wise.com", "public keys, PEM or base64"),
-    _Spec("TALLY_WISE_PROFILE_ID", None, "Wise: the profile that pays"),
-    _Spec("TALLY_WISE_SOURCE_CURRENCY", None, "Wise: the balance to pay from; absent: the currency paid"),
+    *(spec for of in KNOWN.values() for spec in _of_provider(of)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderSettings:
-    """One provider's account. `more` are its own settings, by their name without the prefix, in lower case."""
-
-    api_key: Secret
-    api_base: str
-    webhook_secrets: tuple[Secret, ...]
-    requests_per_second: float | None
-    more: Mapping[str, str]
-    settlement_timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +529,7 @@ def load(environment: Mapping[str, str] | None = None, directory: Path | None = 
         lease_seconds=_lease(values, "TALLY_LEASE_SECONDS"),
         webhook_body_days=_days(values, "TALLY_WEBHOOK_BODY_DAYS"),
         kafka=_kafka(values),
-        providers={name: _account(name, values) for name in PROVIDERS if values.get(f"TALLY_{name.upper()}_API_KEY")},
+        providers={name: _account(name, values) for name in KNOWN if values.get(f"TALLY_{name.upper()}_API_KEY")},
         origins=origins,
         shown={spec.name: _shown(spec, values.get(spec.name)) for spec in SPECS},
     )
@@ -644,8 +621,8 @@ def _shown(spec: _Spec, value: str | None) -> str | None:
 
 def _provider(values: Mapping[str, str]) -> str:
     name = values["TALLY_PROVIDER"]
-    if name not in ("simulator", *PROVIDERS):
-        raise Misconfigured(f"TALLY_PROVIDER is {name!r}: it must be simulator, {', '.join(PROVIDERS)}")
+    if name not in ("simulator", *KNOWN):
+        raise Misconfigured(f"TALLY_PROVIDER is {name!r}: it must be simulator, {', '.join(KNOWN)}")
     if name != "simulator" and not values.get(f"TALLY_{name.upper()}_API_KEY"):
         raise Misconfigured(f"TALLY_PROVIDER is {name}, and TALLY_{name.upper()}_API_KEY is not set")
     return name
@@ -654,15 +631,14 @@ def _provider(values: Mapping[str, str]) -> str:
 def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
     prefix = f"TALLY_{name.upper()}_"
     own = {key.removeprefix(prefix).lower(): value for key, value in values.items() if key.startswith(prefix) and value}
-    for needed in _NEEDED.get(name, ()):
+    for needed in (one.name.lower() for one in KNOWN[name].settings if one.is_needed):
         if needed not in own:
             raise Misconfigured(f"{prefix}API_KEY is set, and {prefix}{needed.upper()} is not: {name} needs both")
     if "api_base" not in own:
         raise Misconfigured(f"{prefix}API_BASE is empty")
-    if name == "adyen" and _is_test(own["api_base"]) != _is_test(own["transfer_api_base"]):
-        raise Misconfigured(
-            "TALLY_ADYEN_API_BASE and TALLY_ADYEN_TRANSFER_API_BASE: one is Adyen's test platform, the other is not"
-        )
+    fault = KNOWN[name].fault(own)
+    if fault is not None:
+        raise Misconfigured(fault)
     key = own.pop("api_key")
     if not key.isascii() or not key.isprintable() or key != key.strip():
         raise Misconfigured(f"{prefix}API_KEY holds spaces, line breaks or other characters that no key has")
@@ -678,10 +654,6 @@ def _account(name: str, values: Mapping[str, str]) -> ProviderSettings:
         more=own,
         settlement_timeout_seconds=_seconds(values, timeout) if values.get(timeout) else None,
     )
-
-
-def _is_test(address: str) -> bool:
-    return "-test." in address and "adyen.com" in address
 
 
 def _rate(name: str, text: str) -> float:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tallystick import library
-from tallystick.core.operation import Kind, Operation
-from tallystick.core.order_status import OrderStatus
-from tallystick.core.outcome import Outcome, Rejected
-from tallystick.core.payment import Paying, PaymentPending
-from tallystick.core.refund_request import RefundGiven, RefundPending
-from tallystick.core.velocity import VelocityLimit
+from tallystick.checkout.order.store import OrderView, Reserved, SkuView
+from tallystick.checkout.payment.rules import Paying, PaymentPending
+from tallystick.checkout.refund.request.rules import RefundGiven, RefundPending
+from tallystick.checkout.status.rules import OrderStatus
 from tallystick.errors import Forked, TallystickError
-from tallystick.store.account import AccountView, EntryView
-from tallystick.store.order import OrderView, Reserved, SkuView
-from tallystick.store.settlement import Made, SettlementView
+from tallystick.ledger.account.store import AccountView, EntryView
+from tallystick.ledger.kinds import Kind, Operation
+from tallystick.ledger.outcome import Outcome, Rejected
+from tallystick.ledger.velocity import VelocityLimit
+from tallystick.settlement.store import Made, SettlementView
 
 T = TypeVar("T")
 

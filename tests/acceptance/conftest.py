@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
-from tallystick.store.migrate import migrate
+from tallystick.database.migrate import migrate
+from tallystick.simulator.process import RunningSimulator, start
 from tests import servers
 from tests.providers.worlds import Control
 from tests.settlements import Shop, empty, shop

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tallystick import app
-from tallystick.core.provider import Answer, Sending, Transfer
 from tallystick.providers.port import Provider
+from tallystick.providers.words import Answer, Sending, Transfer
 from tests.providers.worlds import WORLDS, Control
 from tests.settlements import Shop, shop
 

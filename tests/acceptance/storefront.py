@@ -16,18 +16,18 @@ import asyncpg
 import httpx2
 
 from tallystick import app
-from tallystick.core.author import acting, at_terminal
+from tallystick.access import store as tenants
+from tallystick.audit.author import acting, at_terminal
+from tallystick.http.api import build
+from tallystick.http.server import serve
 from tallystick.settings import LIMITS, Limits, Settings
-from tallystick.store import tenant as tenants
-from tallystick.web.api import build
-from tallystick.web.server import serve
 from tallystick.workers.crew import crew, working
 from tests.checkouts import CARD, Halves, authorise, compare
+from tests.deliveries import SECRET, TRUSTED, headers
 from tests.ledgers import broken
 from tests.payments import new_key
 from tests.providers.worlds import Control
 from tests.settlements import superuser
-from tests.webhooks import SECRET, TRUSTED, headers
 
 PRICE = 1_000_000_000
 HOOK = "/webhooks/simulator"

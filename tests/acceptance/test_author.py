@@ -6,7 +6,6 @@ import inspect
 import re
 import typing
 from collections.abc import AsyncIterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,38 @@ import pytest
 
 import tallystick
 from tallystick import app, library
-from tallystick.core import author
-from tallystick.core import settlement as core
-from tallystick.core.author import acting, at_terminal
-from tallystick.store import settlement_review
-from tallystick.store import tenant as tenants
+from tallystick.access import store as tenants
+from tallystick.audit import author
+from tallystick.audit.author import acting, at_terminal
+from tallystick.movement import steps
+from tallystick.settlement.review import store as settlement_review
 from tests.acceptance.storefront import Storefront, eventually, storefront
 from tests.checkouts import CARD
 from tests.cli.commands import tally
 from tests.payments import new_key
 from tests.providers.worlds import Control
 
+PACKAGE = Path(tallystick.__file__).parent
 PERSON = at_terminal(getpass.getuser())
 DECLINED = "pm_card_chargeDeclined"
 # Steps that take a lost answer, a wrong book or a payment that comes too late: each with the test that makes it.
 ELSEWHERE = {
-    "order.backordered": "tests/flows/test_saga.py::test_backorders_deliver_later_what_was_paid_late",
-    "order.filled": "tests/flows/test_saga.py::test_backorders_deliver_later_what_was_paid_late",
+    "order.backordered": "tests/checkout/saga/test_flow.py::test_backorders_deliver_later_what_was_paid_late",
+    "order.filled": "tests/checkout/saga/test_flow.py::test_backorders_deliver_later_what_was_paid_late",
     "settlement.came_back": (
-        "tests/flows/test_settlement_review.py::test_a_payout_that_came_back_is_disputed_and_its_money_is_in_transit"
+        "tests/settlement/review/test_flow.py::test_a_payout_that_came_back_is_disputed_and_its_money_is_in_transit"
     ),
-    "settlement.contradicted": "tests/flows/test_settlement_review.py::test_a_second_movement_for_one_payout_is_seen",
-    "settlement.key_differs": "tests/flows/test_recovery.py::test_a_key_that_is_not_its_content_s_is_never_asked_with",
-    "settlement.late_answer": "tests/flows/test_settling.py::test_a_late_answer_is_kept_as_evidence_and_believed",
+    "settlement.contradicted": "tests/settlement/review/test_flow.py::test_a_second_movement_for_one_payout_is_seen",
+    "settlement.key_differs": "tests/recovery/test_flow.py::test_a_key_that_is_not_its_content_s_is_never_asked_with",
+    "settlement.late_answer": "tests/settlement/tick/test_flow.py::test_a_late_answer_is_kept_as_evidence_and_believed",
     "settlement.missing_there": (
-        "tests/flows/test_reconciliation.py::test_what_the_provider_lost_can_be_paid_again_by_two_people"
+        "tests/reconciliation/test_flow.py::test_what_the_provider_lost_can_be_paid_again_by_two_people"
     ),
     "settlement.payout_approved": (
-        "tests/web/test_authority.py::test_a_payout_above_the_threshold_is_held_until_another_person_agrees"
+        "tests/http/test_authority.py::test_a_payout_above_the_threshold_is_held_until_another_person_agrees"
     ),
     "settlement.payout_rejected": (
-        "tests/web/test_authority.py::test_a_rejected_payout_has_failed_and_its_money_is_payable"
+        "tests/http/test_authority.py::test_a_rejected_payout_has_failed_and_its_money_is_payable"
     ),
 }
 
@@ -167,8 +167,11 @@ async def _subjects(connection: Any) -> set[str]:
             PASSES_ON,
         )
     }
-    store = resources.files("tallystick.store")
-    texts = {file.name: file.read_text(encoding="utf-8") for file in store.iterdir() if file.name.endswith(".sql")}
+    texts = {
+        str(file.relative_to(PACKAGE)): file.read_text(encoding="utf-8")
+        for file in PACKAGE.rglob("*.sql")
+        if not {"migrations", "mysql", "bench", "probes", "simulator"} & set(file.relative_to(PACKAGE).parts)
+    }
     sources |= {name: text for name, text in texts.items() if re.search(r"journal_step\(|INTO tally\.journal ", text)}
     composed = await _composed(connection)
     found: set[str] = set()
@@ -225,13 +228,10 @@ def _events_of_settlements(decisions: set[str]) -> set[str]:
         "resolved_{resolution}": {f"resolved_{word}" for word in typing.get_args(settlement_review.Resolution)},
         "{what}_{given['decision']}": {f"{what}_{word}" for what in ("generation", "payout") for word in decisions},
     }
-    package = Path(inspect.getfile(core)).parents[1]
-    text = "\n".join(
-        file.read_text(encoding="utf-8") for folder in ("store", "flows") for file in (package / folder).glob("*.py")
-    )
+    text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py")))
     found = set(re.findall(r'Evidence\(\s*what="(\w+)"', text))
     found |= set(re.findall(r'_note\(connection, row, "(\w+)"', text))
-    found |= {getattr(core, name) for name in re.findall(r"Evidence\(what=([A-Z_]+)", text)}
+    found |= {getattr(steps, name) for name in re.findall(r"Evidence\(what=([A-Z_]+)", text)}
     for template in re.findall(r'_note\(connection, row, f"([^"]+)"', text):
         found |= templates[template]
     return found

@@ -14,8 +14,8 @@ from tallystick.settings import LIMITS
 from tests import servers
 from tests.acceptance.storefront import HOOK, PRICE, Storefront, storefront
 from tests.checkouts import CARD, pass_time
+from tests.deliveries import body, headers, payment, stored
 from tests.providers.worlds import Control
-from tests.webhooks import body, headers, payment, stored
 
 
 @pytest.fixture

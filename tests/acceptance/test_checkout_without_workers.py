@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from tallystick.store import tenant as tenants
+from tallystick.access import store as tenants
 from tests.checkouts import CARD, compare
 from tests.cli.commands import TALLY, tally
 from tests.ledgers import broken, fetchval

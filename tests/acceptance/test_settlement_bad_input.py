@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tallystick.core.outcome import Rejected
-from tallystick.flows import settling
-from tallystick.store.settlement import Made
+from tallystick.ledger.outcome import Rejected
+from tallystick.settlement.store import Made
+from tallystick.settlement.tick import flow as settling
 from tests.acceptance.function import terminated
 from tests.ledgers import broken
 from tests.providers.worlds import WORLDS, Control
@@ -232,7 +232,7 @@ class _Wrong(datetime):
 async def test_a_worker_whose_clock_is_wrong_by_a_day(
     one: Shop, control: Control, monkeypatch: pytest.MonkeyPatch, skew: timedelta
 ) -> None:
-    """It takes nothing over too early or too late, sends within its leave, and writes down the database's time."""
+    """It takes nothing over too early or too late, sends within its permit, and writes down the database's time."""
     stuck = await one.create("bounty-1")
     await terminated(one, "before_the_send")
     monkeypatch.setattr(_Wrong, "skew", skew)

@@ -15,20 +15,21 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tallystick import app
-from tallystick.core.keys import hex64, uuid_form
-from tallystick.core.provider import Forged, Movement
-from tallystick.core.secret import Secret
-from tallystick.core.settlement import Patience
-from tallystick.eventlog.port import Delivery
-from tallystick.flows.events import Events, Processed
-from tallystick.flows.saga import Saga
-from tallystick.flows.settlement_review import Reviews
+from tallystick.checkout.saga.flow import Saga
+from tallystick.http import api, server
+from tallystick.keys.derived import hex64, uuid_form
+from tallystick.movement.steps import Patience
+from tallystick.providers.declared import ProviderSettings
 from tallystick.providers.port import Provider
-from tallystick.settings import ProviderSettings, Settings
-from tallystick.store import webhook as webhooks
-from tallystick.store.settlement import SettlementView
-from tallystick.web import api, server
-from tallystick.workers.events import EventsWorker
+from tallystick.providers.words import Forged, Movement
+from tallystick.secret import Secret
+from tallystick.settings import Settings
+from tallystick.settlement.review.flow import Reviews
+from tallystick.settlement.store import SettlementView
+from tallystick.webhooks import inbox
+from tallystick.webhooks.flow import Events, Processed
+from tallystick.webhooks.log.port import Delivery
+from tallystick.webhooks.worker import EventsWorker
 from tests.acceptance.function import terminated
 from tests.ledgers import broken
 from tests.providers.worlds import HEX, WORLDS, Control, World, impatient
@@ -36,7 +37,7 @@ from tests.settlements import Moved, Shop, ledger_differences, shop
 from tests.simulator.station import Receiver
 
 PAYING = [world for world in WORLDS if world.name in ("stripe", "adyen", "wise")]
-# Past a claim, a leave and what may be in flight; still within the shortest memory, which is Wise's.
+# Past a claim, a permit and what may be in flight; still within the shortest memory, which is Wise's.
 A_WHILE = timedelta(minutes=12)
 # Past every memory of a key.
 A_MONTH = timedelta(days=31)
@@ -91,7 +92,7 @@ class Payer:
             assert not isinstance(events, Forged), events
             deliveries.append(Delivery(self.world.name, events))
         async with self.shop.database.writing() as connection:
-            await webhooks.append(connection, deliveries)
+            await inbox.append(connection, deliveries)
         reviews = Heard(self.shop.reviews)
         # Of payouts alone: nothing here is bought.
         handlers = app.handlers(cast("Reviews", reviews), cast("Saga", None), self.shop.sender.witness)

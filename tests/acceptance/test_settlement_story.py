@@ -10,15 +10,15 @@ import asyncpg
 import msgspec
 import pytest
 
-from tallystick.core.keys import settlement_key
-from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Movement
-from tallystick.core.settlement import Patience
 from tallystick.errors import TallystickError
-from tallystick.flows.reconciliation import reconcile
+from tallystick.keys.derived import settlement_key
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.steps import Patience
+from tallystick.providers.words import Movement
+from tallystick.reconciliation.flow import reconcile
 from tallystick.settings import Limits
-from tallystick.store.settlement import SettlementView, figures
-from tallystick.store.settlement_review import ReviewView
+from tallystick.settlement.review.store import ReviewView
+from tallystick.settlement.store import SettlementView, figures
 from tests import servers
 from tests.acceptance.function import terminated, terminated_once
 from tests.faults.wire import Cut, wire

@@ -21,10 +21,10 @@ import pytest
 from tests import servers
 from tests.acceptance.released import ROOT, Version, released
 from tests.checkouts import CARD, compare
+from tests.deliveries import signature
 from tests.ledgers import broken, fetchval
 from tests.providers.worlds import Control
 from tests.settlements import halves
-from tests.webhooks import signature
 
 API_KEY = "tsk_an-operator-of-both-versions-0123456789"
 SECRET = "whsec_of_both_versions"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests import servers
 from tests.cli.payouts import Payouts
 from tests.providers.worlds import Control

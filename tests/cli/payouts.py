@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from tallystick.core.author import sign
-from tallystick.store.settlement import SettlementView
+from tallystick.audit.author import sign
+from tallystick.settlement.store import SettlementView
 from tests.cli.commands import TALLY, tally
 from tests.ledgers import fetchval
 from tests.providers.worlds import WORLDS, Control

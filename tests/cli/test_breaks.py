@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tallystick.store import payment_break
+from tallystick.checkout import break_store as payment_break
 from tests import servers
 from tests.cli.commands import tally
 from tests.ledgers import fetchval

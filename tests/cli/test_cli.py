@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.database.verify import _PROMISES
 from tallystick.settings import LIMITS
-from tallystick.store.verify import _PROMISES
 from tests import servers
 from tests.cli.commands import TALLY, tally
 

@@ -14,7 +14,7 @@ from typing import IO
 import httpx2
 import pytest
 
-from tallystick.store.embedded_keeper import LONGEST_PAUSE_SECONDS, pause_seconds
+from tallystick.database.embedded.keeper import LONGEST_PAUSE_SECONDS, pause_seconds
 from tests.cli.commands import TALLY
 
 PATIENCE_SECONDS = 90

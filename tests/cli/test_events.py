@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.core.webhook import Failed
-from tallystick.flows.events import Events
+from tallystick.database import pool as postgres
+from tallystick.database.migrate import migrate
 from tallystick.settings import LIMITS
-from tallystick.store import database as postgres
-from tallystick.store import webhook as store
-from tallystick.store.migrate import migrate
+from tallystick.webhooks import inbox
+from tallystick.webhooks.flow import Events
+from tallystick.webhooks.rules import Failed
 from tests import servers
 from tests.cli.commands import tally
 from tests.cli.payouts import Payouts, ended, until
+from tests.deliveries import delivery
 from tests.ledgers import fetchval
 from tests.providers.worlds import Control
-from tests.webhooks import delivery
 
 
 class Refusing:
@@ -34,11 +34,11 @@ async def dsn(embedded18: servers.Server) -> str:
     await migrate(made)
     database = await postgres.connect(made, connections=4)
     async with database.writing() as connection:
-        await store.append(connection, [delivery(1), delivery(2)])
+        await inbox.append(connection, [delivery(1), delivery(2)])
     limits = replace(LIMITS, event_tries=1)
     await Events(database, {"charge": Refusing()}, lease=timedelta(minutes=5), by="tests", limits=limits).run_once()
     async with database.writing() as connection:
-        await store.append(connection, [delivery(3)])
+        await inbox.append(connection, [delivery(3)])
     await database.close()
     return made
 

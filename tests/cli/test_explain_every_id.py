@@ -12,18 +12,18 @@ from uuid import UUID
 
 import asyncpg
 
-from tallystick.core.author import acting, sign
-from tallystick.core.keys import forms_of
-from tallystick.core.order import order_name, token_name
-from tallystick.core.outcome import transaction_name
-from tallystick.core.settlement import settlement_name
-from tallystick.flows.refund_request import RefundRequests
-from tallystick.store import authority
-from tallystick.store.explain_operator import everything
-from tallystick.store.explanation import Explanation
-from tallystick.store.tenant import add_key
+from tallystick.access.store import add_key
+from tallystick.audit.author import acting, sign
+from tallystick.authority import store as authority
+from tallystick.checkout.order.rules import order_name, token_name
+from tallystick.checkout.refund.request.flow import RefundRequests
+from tallystick.database.explain.explanation import Explanation
+from tallystick.database.explain.operator import everything
+from tallystick.keys.derived import forms_of
+from tallystick.keys.names import settlement_name
+from tallystick.ledger.outcome import transaction_name
 from tests import servers, simulators
-from tests.flows.test_saga import by_hand
+from tests.checkout.saga.test_flow import by_hand
 from tests.payments import HURRIED
 from tests.providers.worlds import Control
 from tests.sagas import Desk, desk

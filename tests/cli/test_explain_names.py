@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick.core.author import acting
-from tallystick.core.order import token_name
-from tallystick.store import explain_lead
-from tallystick.store.tenant import ensure_tenant
+from tallystick.access.store import ensure_tenant
+from tallystick.audit.author import acting
+from tallystick.checkout.order.rules import token_name
+from tallystick.database.explain import lead as explain_lead
+from tests.checkout.saga.test_flow import by_hand
 from tests.cli.payouts import Payouts
-from tests.flows.test_saga import by_hand
 from tests.ledgers import fetchval
 from tests.sagas import desk
 from tests.settlements import shop

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tallystick.cli import tally as commands
+from tallystick.cli.tally import tally as commands
 from tests import servers
 from tests.cli.commands import TALLY, tally
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests import servers
 from tests.cli.commands import tally
+from tests.database.test_roles import login
 from tests.ledgers import fetchval, ledger
-from tests.store.test_roles import login
 
 THERE = "SELECT count(*) FROM tally.outbox"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.simulator.process import RunningSimulator, start
 from tests import servers
 from tests.cli.commands import TALLY, tally
 from tests.ledgers import fetchval
@@ -159,9 +159,7 @@ def test_a_simulator_that_dies_under_tally_up_is_started_again(dsn: str, tmp_pat
         said += process.stderr.readline()
     url = re.search(r"Simulator +(http://\S+)", said)
     assert url is not None
-    child = next(
-        one for one in psutil.Process(process.pid).children() if "tallystick.providers.simulator" in one.cmdline()
-    )
+    child = next(one for one in psutil.Process(process.pid).children() if "tallystick.simulator" in one.cmdline())
     child.kill()
     # A worker whose connection was cut may speak first.
     assert any("starting it again" in line for line in iter(process.stderr.readline, ""))

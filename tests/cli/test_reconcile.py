@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests import servers
 from tests.cli.commands import tally
 from tests.providers.worlds import Control

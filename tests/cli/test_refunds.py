@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tallystick.core.refund_request import RefundPending
-from tallystick.flows.refund_request import RefundRequests
+from tallystick.checkout.refund.request.flow import RefundRequests
+from tallystick.checkout.refund.request.rules import RefundPending
 from tests import servers
 from tests.cli.commands import tally
 from tests.ledgers import fetchval

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import tallystick
+from tallystick.database import migrate as migrating
+from tallystick.database.migrate import migrations
 from tallystick.errors import SchemaMismatch
-from tallystick.store import migrate as migrating
-from tallystick.store.migrate import migrations
 from tests import servers
 from tests.cli.commands import TALLY, tally
+from tests.database.test_migrate import connected
+from tests.database.test_migrate_filled import RELEASED
 from tests.ledgers import fetchval
-from tests.store.test_migrate import connected
-from tests.store.test_migrate_filled import RELEASED
 
 COMMANDS = (
     ("serve",),

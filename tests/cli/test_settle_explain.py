@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from tallystick.core.provider import Movement
-from tallystick.store import explain_settlement
-from tallystick.store.explain import explain
+from tallystick.database.explain.flow import explain
+from tallystick.providers.words import Movement
+from tallystick.settlement import explain as explain_settlement
 from tests.cli.payouts import Payouts
 from tests.settlements import A_WHILE, Shop, shop
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from tallystick.cli.policy import policy
+from tallystick.authority.cli import policy
+from tallystick.database.migrate import migrate
 from tallystick.errors import Misconfigured
-from tallystick.store.migrate import migrate
 from tests import servers
 from tests.cli.payouts import Payouts
 from tests.ledgers import fetchval

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests import servers
 from tests.cli.payouts import Payouts
 from tests.ledgers import broken, fetchval

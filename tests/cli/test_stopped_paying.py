@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests.cli.test_embedded_killed import Process, home, started
 from tests.providers.worlds import Control
 

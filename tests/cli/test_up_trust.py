@@ -14,8 +14,8 @@ import pytest
 
 from tests import servers
 from tests.cli.commands import TALLY, tally
+from tests.deliveries import body, headers
 from tests.providers.worlds import Control
-from tests.webhooks import body, headers
 
 CONFIGURED = "tsk_a_configured_key_of_forty_characters"
 # Listened on for a moment, by a service that has nothing.

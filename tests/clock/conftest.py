@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests.clocks import Movable, Time, movable
 from tests.providers.worlds import Control
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 
 import pytest
 
-from tallystick.core.order import Swept
-from tallystick.flows.timekeeping import Timekeeper
-from tallystick.store import webhook
-from tallystick.store.database import Database
+from tallystick.checkout.order.rules import Swept
+from tallystick.database.pool import Database
+from tallystick.leases.flow import Timekeeper
+from tallystick.webhooks import store as webhook
 from tests.clocks import Movable, Time
 from tests.ledgers import broken
 from tests.payments import charged, checkout

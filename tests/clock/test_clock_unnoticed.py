@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 
 from tallystick import app
-from tallystick.core.settlement import MOVED_UNDER_ANOTHER_KEY
-from tallystick.flows.reading import Reader
-from tallystick.store import whereabouts
+from tallystick.movement.life import store as whereabouts
+from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY
+from tallystick.recovery.reading import Reader
 from tests.clocks import Movable, Time
-from tests.flows.test_life import copied
+from tests.movement.life.test_flow import copied
 from tests.payments import charged, checkout
 from tests.providers.worlds import Control
 from tests.recoveries import recovering

@@ -5,15 +5,15 @@ from typing import Any
 
 import asyncpg
 
-from tallystick.core.authority import Policy
-from tallystick.core.outcome import Rejected
-from tallystick.store import authority
-from tallystick.store.settlement import Made, SettlementView
+from tallystick.authority import store as authority
+from tallystick.authority.rules import Policy
+from tallystick.ledger.outcome import Rejected
+from tallystick.settlement.store import Made, SettlementView
 from tests.clocks import Movable, Time
+from tests.http.test_authority import BY_HAND
 from tests.ledgers import broken
 from tests.providers.worlds import Control
 from tests.settlements import Shop, shop
-from tests.web.test_authority import BY_HAND
 
 A_DAY = timedelta(days=1)
 DESTINATION = "acct_new"

@@ -7,11 +7,11 @@ time that has not come. A life that began then is over as soon as another one, a
 from datetime import timedelta
 
 from tallystick import app
-from tallystick.flows.reading import Reader
-from tallystick.store import whereabouts
+from tallystick.movement.life import store as whereabouts
+from tallystick.recovery.reading import Reader
 from tests.clocks import Movable, Time
-from tests.flows.test_life import copied
 from tests.ledgers import fetchval
+from tests.movement.life.test_flow import copied
 from tests.providers.worlds import Control
 from tests.recoveries import recovering
 from tests.settlements import shop

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from tallystick.core.order import Swept
-from tallystick.core.outcome import Rejected
-from tallystick.store.order import OrderView
+from tallystick.checkout.order.rules import Swept
+from tallystick.checkout.order.store import OrderView
+from tallystick.ledger.outcome import Rejected
+from tests.checkout.payment.review.test_flow import resolved
 from tests.clocks import Movable, Time
-from tests.flows.test_memory import PATIENT, unnoticed
-from tests.flows.test_payment_review import resolved
+from tests.movement.test_memory import PATIENT, unnoticed
 from tests.payments import checkout
 from tests.providers.worlds import Control
 from tests.sagas import Desk, desk, expire

@@ -17,7 +17,7 @@ import pytest
 
 import tallystick.serverless
 from tallystick import settings
-from tallystick.cli import tally as tally_group
+from tallystick.cli.tally import tally as tally_group
 from tests.cli.commands import TALLY
 from tests.docs.examples import FILES, ROOT, RUNNABLE, Example, examples
 

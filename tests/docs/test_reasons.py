@@ -12,14 +12,23 @@ from typing import Final, Literal
 
 import pytest
 
-from tallystick.core import reconciliation, saga, settlement
+from tallystick.checkout.saga import rules as saga
+from tallystick.movement import steps
+from tallystick.reconciliation import rules as reconciliation
+from tallystick.settlement import rules as settlement
 from tests.docs.examples import ROOT
 
 OPERATING = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
 SOURCES = ROOT / "src" / "tallystick"
 # Where verdicts about payouts are made. A verdict made elsewhere about something else has another table.
-ELSEWHERE = {"core/payment.py", "core/refund.py", "core/webhook.py", "flows/payment.py", "flows/refund.py"}
-ELSEWHERE |= {"flows/events.py", "store/saga.py"}
+ELSEWHERE = {
+    "checkout/payment/rules.py",
+    "checkout/refund/rules.py",
+    "webhooks/rules.py",
+    "checkout/payment/flow.py",
+    "checkout/refund/flow.py",
+}
+ELSEWHERE |= {"webhooks/flow.py", "checkout/saga/store.py"}
 
 # Reasons that are not written out where the verdict is made, and what they can be. None: a provider's own code.
 OPEN: Final[dict[str, set[str] | None]] = {
@@ -88,17 +97,22 @@ def _of_reconciliation() -> set[str]:
 
 def _decided() -> set[str]:
     """What persons write on a row, by `_moved(..., "failed", ..., reason=...)`."""
-    text = (SOURCES / "store" / "settlement_review.py").read_text(encoding="utf-8")
+    text = (SOURCES / "settlement" / "review" / "store.py").read_text(encoding="utf-8")
     return set(re.findall(r'_moved\([^()]*"failed", [^()]*reason="(\w+)"\)', text))
 
 
 # Where charges and refunds get their reasons: their own deciders and flows, and what payouts share with them.
 Flow = Literal["charge", "refund"]
 Standing = Literal["open", "failed"]
-SHARED: Final = "core/settlement.py"
+SHARED: Final = "movement/steps.py"
 OF_FLOW: Final[dict[Flow, tuple[str, ...]]] = {
-    "charge": ("core/payment.py", "flows/payment.py", "flows/payment_review.py", "store/payment.py"),
-    "refund": ("core/refund.py", "flows/refund.py"),
+    "charge": (
+        "checkout/payment/rules.py",
+        "checkout/payment/flow.py",
+        "checkout/payment/review/flow.py",
+        "checkout/payment/store.py",
+    ),
+    "refund": ("checkout/refund/rules.py", "checkout/refund/flow.py"),
 }
 # In the saga, for both: by the class of the verdict.
 OF_SAGA: Final[dict[Flow, str]] = {"charge": "FailCharge", "refund": "FailRefund"}
@@ -129,7 +143,7 @@ NEVER: Final[dict[tuple[Flow, Standing], set[str]]] = {
     # Wise alone waits for our money (`Facts.waits_for_us`), and takes no payments. What came back was made.
     ("charge", "open"): {"made_but_not_funded", "returned"},
     ("charge", "failed"): set(),
-    # No number of tries ends a refund (`core.refund.patience`), and absence after an error has it sent again.
+    # No number of tries ends a refund (`checkout.refund.rules.patience`), and absence after an error has it sent again.
     ("refund", "open"): {"made_but_not_funded", "returned", "retry_budget_exhausted", "server_error_then_absent"},
     ("refund", "failed"): {"retry_budget_exhausted"},
 }
@@ -173,9 +187,13 @@ def _at(call: ast.Call, place: int) -> Iterator[ast.expr]:
 
 def _of_flow(flow: Flow, standing: Standing) -> set[str]:
     found: set[str] = set()
-    for file in (SHARED, "core/saga.py", *OF_FLOW[flow]):
+    for file in (SHARED, "checkout/saga/rules.py", *OF_FLOW[flow]):
         for name, call in _calls(file):
-            if name in STANDS and STANDS[name][0] == standing and (file != "core/saga.py" or name == OF_SAGA[flow]):
+            if (
+                name in STANDS
+                and STANDS[name][0] == standing
+                and (file != "checkout/saga/rules.py" or name == OF_SAGA[flow])
+            ):
                 for reason in _at(call, STANDS[name][1]):
                     found |= _named(reason, file)
     return (found | _set_otherwise(flow, standing) | _of_statements(flow, standing)) - NEVER[flow, standing]
@@ -196,8 +214,8 @@ def _set_otherwise(flow: Flow, standing: Standing) -> set[str]:
 
 def _of_statements(flow: Flow, standing: Standing) -> set[str]:
     """Reasons that statements write by themselves: they end charges. What recovery gives one is of both."""
-    found: set[str] = {settlement.KEY_DIFFERS} if standing == "open" else set()
-    for file in sorted((SOURCES / "store").glob("*.sql")):
+    found: set[str] = {steps.KEY_DIFFERS} if standing == "open" else set()
+    for file in sorted(file for file in SOURCES.rglob("*.sql") if "migrations" not in file.parts):
         for statement in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
             for update in re.findall(r"UPDATE tally\.payment_idempotency_log.*", statement, re.DOTALL):
                 written = set(re.findall(r"\breason = (?:CASE (?:(?!\bEND\b).)*?ELSE )?'(\w+)'", update, re.DOTALL))
@@ -234,16 +252,16 @@ def test_nobody_else_gives_a_charge_or_a_refund_a_reason() -> None:
         for name, _ in _calls(file.relative_to(SOURCES).as_posix())
         if name in own
     }
-    assert makers <= {"core/saga.py", *OF_FLOW["charge"], *OF_FLOW["refund"]}
+    assert makers <= {"checkout/saga/rules.py", *OF_FLOW["charge"], *OF_FLOW["refund"]}
 
 
 def test_why_a_payment_is_given_back_or_in_review_is_in_the_table() -> None:
     made = {
         reason
-        for name, call in _calls("core/saga.py")
+        for name, call in _calls("checkout/saga/rules.py")
         if name in ("GiveBack", "Review")
         for written in _at(call, 0)
-        for reason in _named(written, "core/saga.py")
+        for reason in _named(written, "checkout/saga/rules.py")
     }
     assert made == _told("given back, or in review, because")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 
-from tallystick.store.embedded_place import choose
+from tallystick.database.embedded.place import choose
 from tests import servers
 from tests.clocks import Clock
 

@@ -9,11 +9,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tallystick.engine.port import Lost
+from tallystick.commit.port import Lost
+from tallystick.database import pool as postgres
+from tallystick.database.pool import Database
 from tallystick.errors import OutcomeUnknown
 from tallystick.settings import LIMITS
-from tallystick.store import database as postgres
-from tallystick.store.database import Database
 from tests.failover.cluster import Cluster
 from tests.providers.worlds import WORLDS, Control
 from tests.settlements import books, shop
@@ -124,7 +124,7 @@ async def test_nothing_is_sent_on_a_leave_that_a_failover_would_lose(
             assert await cut_short(cluster, ticking) >= 1
             assert ticking.exception() is not None
         assert books(control) == []
-        assert await till.attempts(view) == [None], "the leave is committed here, and was not used"
+        assert await till.attempts(view) == [None], "the permit is committed here, and was not used"
         await till.until_quiet()
         assert (await till.read(view.id)).status == "transferred"
         assert len(books(control)) == 1

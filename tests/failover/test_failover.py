@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import pytest
 
-from tallystick.core.outcome import Rejected
-from tallystick.core.payment import Paying
-from tallystick.core.settlement_ledger import SettlementCreated
+from tallystick.checkout.order.store import Reserved
+from tallystick.checkout.payment.rules import Paying
 from tallystick.errors import TallystickError
-from tallystick.store import settlement as payouts
-from tallystick.store.order import Reserved
-from tallystick.store.settlement import Made
+from tallystick.ledger.outcome import Rejected
+from tallystick.settlement import store as payouts
+from tallystick.settlement.postings import SettlementCreated
+from tallystick.settlement.store import Made
 from tallystick.workers.crew import crew, working
 from tests import settlements
 from tests.checkouts import CARD, Till, till

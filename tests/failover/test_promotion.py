@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tallystick.store import database as postgres
+from tallystick.database import pool as postgres
 from tests.failover.cluster import Cluster, Member
 from tests.failover.promotion import promote
 

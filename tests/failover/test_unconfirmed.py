@@ -15,9 +15,9 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from tallystick.core.outcome import Rejected
-from tallystick.store import whereabouts
-from tallystick.store.order import Reserved
+from tallystick.checkout.order.store import Reserved
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.life import store as whereabouts
 from tallystick.workers.crew import crew, working
 from tests import clocks, settlements
 from tests.checkouts import till

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, Self
 import asyncpg
 import msgspec
 
-from tallystick.core.payment import Paying
-from tallystick.core.refund_request import RefundGiven, RefundPending
-from tallystick.store.order import OrderView, Reserved
+from tallystick.checkout.order.store import OrderView, Reserved
+from tallystick.checkout.payment.rules import Paying
+from tallystick.checkout.refund.request.rules import RefundGiven, RefundPending
 from tests.checkouts import CARD, Till, authorise, expire, given_up, pass_time, till
 from tests.faults.matrix import Victim, Victims, is_done_beside, until_gone
 from tests.faults.points import End
@@ -29,7 +29,7 @@ from tests.orders import wish
 from tests.providers.worlds import Control
 
 CHECK_OUT: Final = "tests.faults.checkout_ground:check_out"
-# More than every lease (300 s), and more than a leave and the longest time in flight.
+# More than every lease (300 s), and more than a permit and the longest time in flight.
 _SPAN: Final = timedelta(seconds=420)
 _MOST_ROUNDS: Final = 6
 # Every case compares all of its ground.
@@ -219,7 +219,7 @@ class Ground:
         return victim
 
     async def pause(self, buyers: Sequence[Buying], scenario: Scenario, end: End) -> Victim:
-        """One that is stopped there, past its lease and its leave, while others do everything; then it goes on."""
+        """One that is stopped there, past its lease and its permit, while others do everything; then it goes on."""
         stops = msgspec.structs.replace(end, stops=True, span_seconds=_SPAN.total_seconds())
         first = self._victims.begin(self._job(buyers, scenario.steps), stops)
         self._victims.wait(lambda: first.is_stopped or first.is_ended)

@@ -10,12 +10,13 @@ import structlog
 import uvloop
 
 from tallystick import app
-from tallystick.core.secret import Secret
-from tallystick.settings import ProviderSettings, Settings
-from tallystick.web.api import build
-from tallystick.web.server import serve
+from tallystick.http.api import build
+from tallystick.http.server import serve
+from tallystick.providers.declared import ProviderSettings
+from tallystick.secret import Secret
+from tallystick.settings import Settings
+from tallystick.webhooks.worker import EventsWorker
 from tallystick.workers.crew import working
-from tallystick.workers.events import EventsWorker
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import API_KEY, FAST, HEX
 

@@ -7,9 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tallystick.core.operation import Transfer
-from tallystick.core.outcome import Committed, Duplicate, Outcome
 from tallystick.errors import TallystickError
+from tallystick.ledger.kinds import Transfer
+from tallystick.ledger.outcome import Committed, Duplicate, Outcome
 from tallystick.settings import Limits
 from tests.ledgers import Ledger, ledger
 

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Self
 import asyncpg
 import msgspec
 
-from tallystick.store.database import Database
+from tallystick.database.pool import Database
 from tests.faults.points import SIDES, End, Point, Side
 from tests.faults.victims import LOOPS, VICTIM, Loop, Order, Report
 

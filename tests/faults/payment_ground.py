@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import asyncpg
 import msgspec
 
-from tallystick.core.payment import Paying
-from tallystick.store.order import OrderView
+from tallystick.checkout.order.store import OrderView
+from tallystick.checkout.payment.rules import Paying
 from tests.faults.matrix import Victim, Victims, is_done_beside, until_gone
 from tests.faults.points import End
 from tests.faults.victims import Watched, known_as_victim
@@ -22,7 +22,7 @@ from tests.payments import CHARGING, Checkout, age, charged, checkout
 from tests.providers.worlds import Control
 
 PAY: Final = "tests.faults.payment_ground:pay"
-# More than a claim (15 s), and more than a leave and the longest time in flight (130 s).
+# More than a claim (15 s), and more than a permit and the longest time in flight (130 s).
 _SPAN: Final = timedelta(seconds=180)
 _MOST_ROUNDS: Final = 4
 
@@ -90,7 +90,7 @@ class Ground:
         return victim
 
     async def pause(self, order: OrderView, end: End, *, collects: bool = False) -> Victim:
-        """One that is stopped there, past its claim and its leave, while another finishes; then it goes on."""
+        """One that is stopped there, past its claim and its permit, while another finishes; then it goes on."""
         stops = msgspec.structs.replace(end, stops=True, span_seconds=_SPAN.total_seconds())
         first = self.victims.begin(self._job(order, collects=collects), stops)
         self.victims.wait(lambda: first.is_stopped or first.is_ended)

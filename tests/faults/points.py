@@ -205,9 +205,9 @@ def _wires(points: Points) -> None:
 def _names() -> dict[str, str]:
     """The statements that have a name, by their text, as the modules have them."""
     return {
-        text: f"{path.rpartition('.')[2]}.{name}"
+        text: f"{path.removeprefix('tallystick.').removesuffix('.store')}.{name}"
         for path, module in list(sys.modules.items())
-        if path.startswith("tallystick.store.")
+        if path.startswith("tallystick.")
         for name, text in getattr(module, "_SQL", {}).items()
     }
 

@@ -8,11 +8,11 @@ import os
 import sys
 
 from tallystick import app
+from tallystick.http.api import build
+from tallystick.http.server import serve
 from tallystick.settings import Settings
-from tallystick.web.api import build
-from tallystick.web.server import serve
+from tests.deliveries import TRUSTED
 from tests.planted.bugs import BUGS
-from tests.webhooks import TRUSTED
 
 
 async def main(dsn: str) -> None:

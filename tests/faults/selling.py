@@ -14,21 +14,21 @@ import msgspec
 import uvloop
 
 from tallystick import app
-from tallystick.core.secret import Secret
-from tallystick.flows.events import Backfill
+from tallystick.http.api import build
+from tallystick.http.server import serve
 from tallystick.providers.port import Provider
+from tallystick.secret import Secret
 from tallystick.settings import LIMITS, Settings
-from tallystick.web.api import build
-from tallystick.web.server import serve
+from tallystick.webhooks.flow import Backfill
 from tallystick.workers.crew import crew, working
-from tallystick.workers.events import Periodic
+from tallystick.workers.worker import Periodic
+from tests.deliveries import TRUSTED
 from tests.planted.bugs import BUGS
 from tests.providers.worlds import impatient
-from tests.webhooks import TRUSTED
 
 BUYERS = int(os.environ.get("TALLY_TEST_BUYERS", "400"))
 IS_SHORT = BUYERS < 5_000
-# Minutes become seconds, all in the same proportion: a lease is longer than a leave and an answer together, and what is
+# Minutes become seconds, in the same proportion: a lease is longer than a permit and an answer together, and what is
 # in flight is given longer than the simulator ever delays it. A long run on a busy machine needs more of each.
 UNIT_SECONDS = 1.0 if IS_SHORT else 2.0
 ANSWER_SECONDS = UNIT_SECONDS

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, Self
 import asyncpg
 import msgspec
 
-from tallystick.flows.settling import Ticked
 from tallystick.settings import LIMITS
+from tallystick.settlement.tick.flow import Ticked
 from tests.faults.matrix import Victim, Victims, is_held_up
 from tests.faults.points import NEVER, End
 from tests.faults.victims import Watched
@@ -25,7 +25,7 @@ from tests.providers.worlds import WORLDS, Control, World
 from tests.settlements import Halves, Moved, Shop, compare, ledger_differences, pass_time, rows, shop
 
 TICK: Final = "tests.faults.settlement_ground:tick"
-# More than a claim (300 s) and more than a leave and the longest time in flight (310 s); and so little that a provider
+# More than a claim (300 s) and more than a permit and the longest time in flight (310 s); and so little that a provider
 # which remembers a key for an hour (Wise) still does after every time that a case lets pass.
 _SPAN: Final = timedelta(seconds=420)
 _MOST_ROUNDS: Final = 5
@@ -45,7 +45,7 @@ _WAYS: Final[Mapping[State, End | None]] = {
     # Claimed, and nothing written: the provider knows nothing of it.
     "claimed": End(side="before", begins="http write"),
     # Carried out by the provider, and nothing recorded.
-    "sent": End(side="before", begins="sql settling.fence"),
+    "sent": End(side="before", begins="sql settlement.tick.fence"),
 }
 
 
@@ -132,7 +132,7 @@ class Ground:
         return first
 
     async def pause_beside_another(self, end: End) -> Victim:
-        """One tick that is stopped there past its claim and its leave; another takes over; the first goes on."""
+        """One tick that is stopped there past its claim and its permit; another takes over; the first goes on."""
         others = await self._connected()
         first = self._begin_and_stop(end)
         is_overdue = first.is_stopped and await self._try_to_age()

@@ -13,8 +13,8 @@ from datetime import timedelta
 import msgspec
 import uvloop
 
-from tallystick.core.settlement import Patience
 from tallystick.errors import TallystickError, Unreachable
+from tallystick.movement.steps import Patience
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS
 from tests.planted.bugs import BUGS
@@ -23,7 +23,7 @@ from tests.settlements import shop
 
 SETTLEMENTS = int(os.environ.get("TALLY_TEST_SETTLEMENTS", "1500"))
 IS_SHORT = SETTLEMENTS < 10_000
-# Minutes become seconds, all in the same proportion: a claim is longer than a leave and an answer together, and what is
+# Minutes become seconds, in the same proportion: a claim is longer than a permit and an answer together, and what is
 # in flight is given longer than the simulator ever delays it. A long run on a busy machine needs more of each.
 UNIT_SECONDS = 1.0 if IS_SHORT else 2.0
 LONGEST_IN_FLIGHT = timedelta(seconds=2 * UNIT_SECONDS)

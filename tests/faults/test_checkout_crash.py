@@ -26,7 +26,7 @@ PAUSED = 8
 OVERTAKEN = 4
 LATE = SCENARIOS["late payment"]
 # Some are a transaction by themselves.
-COMMITTING = ("sql COMMIT", "sql webhook.append", "sql webhook.claim")
+COMMITTING = ("sql COMMIT", "sql webhooks.inbox.append", "sql webhooks.claim")
 
 
 @pytest.fixture(scope="module")

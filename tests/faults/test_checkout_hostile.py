@@ -29,21 +29,21 @@ import asyncpg
 import pytest
 
 from tallystick import app
+from tallystick.access import store as tenants
+from tallystick.database.migrate import migrate
 from tallystick.providers.http import Http, Reply
-from tallystick.providers.simulator.catalogue import FAULTS, KEYED, Stage
-from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.settings import Settings
-from tallystick.store import tenant as tenants
-from tallystick.store.migrate import migrate
+from tallystick.simulator.catalogue import FAULTS, KEYED, Stage
+from tallystick.simulator.process import RunningSimulator, start
 from tests import servers
 from tests.checkouts import CARD, Halves, compare, pass_time
+from tests.deliveries import SECRET
 from tests.faults.matrix import seed
 from tests.faults.plans import not_struck, struck_by
 from tests.faults.selling import BUYERS, HURRIED, IS_SHORT, LEASE_SECONDS, TTL_SECONDS, UNIT_SECONDS
 from tests.faults.test_settlement_hostile import PatientControl, Stopwatch
 from tests.ledgers import broken, fetchval
-from tests.webhooks import SECRET
 
 SEED = int(os.environ.get("TALLY_TEST_SEED", "7"))
 PIECES = BUYERS // 10 if IS_SHORT else BUYERS // 20

@@ -17,11 +17,11 @@ import pytest
 
 import tallystick
 from tallystick import Committed, Duplicate, Transfer, app
+from tallystick.access import store as tenant
 from tallystick.errors import OutcomeUnknown, Unreachable
+from tallystick.http.api import build
+from tallystick.http.server import serve
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import tenant
-from tallystick.web.api import build
-from tallystick.web.server import serve
 from tests import servers
 from tests.cli.commands import tally
 from tests.ledgers import broken, ledger

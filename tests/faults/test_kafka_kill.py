@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tallystick.web.webhook import WebhookReceiver
+from tallystick.webhooks.receiver import WebhookReceiver
 from tests import kafka as brokers
 from tests import servers
-from tests.eventlog.grounds import PATIENCE_SECONDS, QUICK, Ground, grounds, make_topic
+from tests.deliveries import body, stored
+from tests.http.test_webhook import ask
 from tests.ledgers import broken
 from tests.servers import cannot_be_tested
-from tests.web.test_webhook import ask
-from tests.webhooks import body, stored
+from tests.webhooks.log.grounds import PATIENCE_SECONDS, QUICK, Ground, grounds, make_topic
 
 SEED = int(os.environ.get("TALLY_TEST_SEED", "7"))
 CALLERS = 20

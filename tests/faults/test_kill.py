@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.core.outcome import Committed, Duplicate
+from tallystick.ledger.outcome import Committed, Duplicate
 from tests import servers
 from tests.faults.load import ACCOUNTS, prepare, submit_until_known
 from tests.ledgers import broken, fetchval, ledger

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tallystick.core.operation import Transfer
-from tallystick.core.outcome import Committed, Duplicate
 from tallystick.errors import OutcomeUnknown, TallystickError, Unreachable
+from tallystick.ledger.kinds import Transfer
+from tallystick.ledger.outcome import Committed, Duplicate
 from tallystick.settings import Limits
 from tests import servers
 from tests.faults.wire import Cut, wire

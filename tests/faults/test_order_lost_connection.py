@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 
 from tallystick.errors import OutcomeUnknown, TallystickError, Unreachable
+from tallystick.ledger.outcome import Rejected
 from tallystick.settings import Limits
 from tests import servers
 from tests.faults.wire import Cut, wire
@@ -63,6 +64,7 @@ async def test_a_buyer_is_told_what_is_known_and_the_same_key_is_exact(
             cable.is_down = False
             assert await orders_of(dsn) == is_made
             answer = await shop.reserve("k")
+            assert not isinstance(answer, Rejected), answer
             assert answer.is_replayed is is_made
         assert await direct.figures() == (1, 0, 0)
     assert await broken(dsn) == {}

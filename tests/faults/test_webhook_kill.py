@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests import servers
+from tests.deliveries import request, stored
 from tests.ledgers import broken
-from tests.webhooks import request, stored
 
 SEED = int(os.environ.get("TALLY_TEST_SEED", "7"))
 CALLERS = 50

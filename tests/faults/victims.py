@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 import uvloop
 
-from tallystick.store.database import Database
+from tallystick.database.pool import Database
 from tests.faults.points import End, Point, Points, intercept
 from tests.planted.bugs import BUGS
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallystick.core.provider import Lookup
+from tallystick.providers.words import Lookup
 from tests.model.checkout.proof import explore, stranded
 from tests.model.checkout.shape import World
 

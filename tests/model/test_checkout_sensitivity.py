@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from tallystick.core import intent, order, refund, release, saga
-from tallystick.core import webhook as webhooks
-from tallystick.core.intent import Begin
-from tallystick.core.payment import Hold, Resend
-from tallystick.core.provider import Lookup, Refused, Unknown
-from tallystick.core.saga import Break, Complete, FailRefund, GiveBack, Ignore, Pay, Told
-from tallystick.core.settlement import Failed, LookUp, Transferred
-from tallystick.core.webhook import Compensated, Ok, Postponed
+from tallystick.checkout.order import rules as order
+from tallystick.checkout.payment.rules import Hold, Resend
+from tallystick.checkout.refund import rules as refund
+from tallystick.checkout.release import rules as release
+from tallystick.checkout.saga import rules as saga
+from tallystick.checkout.saga.rules import Break, Complete, FailRefund, GiveBack, Ignore, Pay, ToldBefore
+from tallystick.movement import rules as intent
+from tallystick.movement.rules import Begin
+from tallystick.movement.steps import Failed, Happened, LookUp
+from tallystick.providers.words import Lookup, Refused, Unknown
+from tallystick.webhooks import rules as webhooks
+from tallystick.webhooks.rules import Compensated, Ok, Postponed
 from tests.model.checkout.constitution import (
     COMPLETED_MEANS_REFUNDED,
     CONSERVATION,
@@ -65,7 +69,7 @@ def late_payment_is_ignored(movement: Any, ours: Any, case: Any) -> Any:
 
 def paid_is_given_back(movement: Any, ours: Any, case: Any) -> Any:
     decision = saga.decide(movement, ours, case)
-    return GiveBack(saga.SECOND) if isinstance(decision, Told) and decision.receipt.fate == "PAID" else decision
+    return GiveBack(saga.SECOND) if isinstance(decision, ToldBefore) and decision.receipt.fate == "PAID" else decision
 
 
 def batch_is_blind(case: Any, _movement: Any, _decision: Any, **_facts: Any) -> Any:
@@ -96,7 +100,7 @@ def silence_is_failure(owed: Any, history: Any, answer: Any, **facts: Any) -> An
 def refusal_is_done(owed: Any, history: Any, answer: Any, **facts: Any) -> Any:
     """Whoever refuses because it was refunded already is taken to mean our refund."""
     if isinstance(answer, Refused):
-        return Transferred("1")
+        return Happened("1")
     return refund.after_answer(owed, history, answer, **facts)
 
 
@@ -106,7 +110,7 @@ def sent_again_unasked(owed: Any, history: Any, **facts: Any) -> Any:
 
 
 def leave_at_any_time(known: Any, wanted: Any, **facts: Any) -> Any:
-    given = intent.leave(known, wanted, **facts)
+    given = intent.permit(known, wanted, **facts)
     return given if isinstance(given, Begin) else Begin(2)
 
 
@@ -175,7 +179,7 @@ BUGS: dict[str, tuple[World, Deciders, str]] = {
     ),
     "sent again past the horizon, unasked": (
         FORGETFUL,
-        Deciders(next_step=sent_again_unasked, leave=leave_at_any_time),
+        Deciders(next_step=sent_again_unasked, permit=leave_at_any_time),
         ONE_REFUND,
     ),
     "outages are counted until it is given up": (GHOST, Deciders(after_answer=given_up), FAILED_MEANS_OWED),

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.core.provider import Lookup
-from tallystick.core.settlement import STATUSES
+from tallystick.providers.words import Lookup
+from tallystick.settlement.rules import STATUSES
 from tests.model.settlement.constitution import FAILED_MEANS_UNPAID, ONE_MOVEMENT, ONE_PAYMENT
 from tests.model.settlement.proof import endless, explore, stranded
 from tests.model.settlement.shape import Database, Intent, Row, World

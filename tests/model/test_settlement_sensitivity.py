@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from tallystick.core import intent, settlement
-from tallystick.core.intent import Begin, OtherAccount, PastHorizon
-from tallystick.core.provider import Busy, Lookup, Refused, Unknown
-from tallystick.core.settlement import NOTHING_SENT, Disputed, Failed, Send, Wait
+from tallystick.movement import rules as intent
+from tallystick.movement import steps
+from tallystick.movement.rules import Begin, OtherAccount, PastHorizon
+from tallystick.movement.steps import NOTHING_SENT, Disputed, Failed, Send, Wait
+from tallystick.providers.words import Busy, Lookup, Refused, Unknown
 from tests.model.settlement.constitution import (
     CONSERVATION,
     FAILED_MEANS_UNPAID,
@@ -36,48 +37,48 @@ RESTORED = World(Lookup.NONE, restores=True, rolls="never", workers=1, crashes=F
 def error_is_failed(history: Any, answer: Any, **facts: Any) -> Any:
     if isinstance(answer, Unknown) and answer.server_error:
         return Failed(answer.code)
-    return settlement.after_answer(history, answer, **facts)
+    return steps.after_answer(history, answer, **facts)
 
 
 def busy_resolves(history: Any, answer: Any, **facts: Any) -> Any:
-    return settlement.after_answer(NOTHING_SENT if isinstance(answer, Busy) else history, answer, **facts)
+    return steps.after_answer(NOTHING_SENT if isinstance(answer, Busy) else history, answer, **facts)
 
 
 def refusal_speaks_for_all(history: Any, answer: Any, **facts: Any) -> Any:
-    return settlement.after_answer(NOTHING_SENT if isinstance(answer, Refused) else history, answer, **facts)
+    return steps.after_answer(NOTHING_SENT if isinstance(answer, Refused) else history, answer, **facts)
 
 
 def busy_costs_nothing(history: Any, answer: Any, *, tries: int, **facts: Any) -> Any:
-    step = settlement.after_answer(history, answer, tries=0, **facts)
+    step = steps.after_answer(history, answer, tries=0, **facts)
     return Wait(step.until, tries) if isinstance(answer, Busy) and isinstance(step, Wait) else step
 
 
 def resend_past_the_horizon(history: Any, *, tries: int, **facts: Any) -> Any:
-    step = settlement.next_step(history, tries=tries, **facts)
+    step = steps.next_step(history, tries=tries, **facts)
     return Send(tries) if isinstance(step, Disputed) and step.reason == "past_the_horizon" else step
 
 
 def leave_past_the_horizon(known: Any, wanted: Any, **facts: Any) -> Any:
-    given = intent.leave(known, wanted, **facts)
+    given = intent.permit(known, wanted, **facts)
     return Begin(2) if isinstance(given, PastHorizon) else given
 
 
 def absence_at_once(history: Any, looked: Any, *, facts: Any, **others: Any) -> Any:
-    return settlement.after_look(history, looked, facts=changed(facts, longest_in_flight=timedelta()), **others)
+    return steps.after_look(history, looked, facts=changed(facts, longest_in_flight=timedelta()), **others)
 
 
 def absence_after_an_error(history: Any, looked: Any, **facts: Any) -> Any:
-    return settlement.after_look(changed(history, server_error=False), looked, **facts)
+    return steps.after_look(changed(history, server_error=False), looked, **facts)
 
 
 def any_account(history: Any, *, account: str, **facts: Any) -> Any:
-    return settlement.next_step(changed(history, account=account), account=account, **facts)
+    return steps.next_step(changed(history, account=account), account=account, **facts)
 
 
 def leave_to_any_account(known: Any, wanted: Any, **facts: Any) -> Any:
-    given = intent.leave(known, wanted, **facts)
+    given = intent.permit(known, wanted, **facts)
     if isinstance(given, OtherAccount):
-        return intent.leave(changed(known, account=wanted.account), wanted, **facts)
+        return intent.permit(changed(known, account=wanted.account), wanted, **facts)
     return given
 
 
@@ -91,10 +92,10 @@ BUGS: dict[str, tuple[World, Deciders, str]] = {
     "a refusal speaks for earlier sends": (NONE, Deciders(after_answer=refusal_speaks_for_all), FAILED_MEANS_UNPAID),
     "sent again past the horizon": (
         NONE,
-        Deciders(next_step=resend_past_the_horizon, leave=leave_past_the_horizon),
+        Deciders(next_step=resend_past_the_horizon, permit=leave_past_the_horizon),
         ONE_MOVEMENT,
     ),
-    "sent again past the horizon, decided before it": (NONE, Deciders(leave=leave_past_the_horizon), ONE_MOVEMENT),
+    "sent again past the horizon, decided before it": (NONE, Deciders(permit=leave_past_the_horizon), ONE_MOVEMENT),
     "absence is believed too early": (KEYS_NOT_KEPT, Deciders(after_look=absence_at_once), ONE_MOVEMENT),
     "absence is believed after a 500": (
         replace(KEYS_NOT_KEPT, rolls="in_horizon", workers=1),
@@ -103,7 +104,7 @@ BUGS: dict[str, tuple[World, Deciders, str]] = {
     ),
     "sent again with another account": (
         replace(NONE, accounts=2),
-        Deciders(next_step=any_account, leave=leave_to_any_account),
+        Deciders(next_step=any_account, permit=leave_to_any_account),
         ONE_MOVEMENT,
     ),
 }

@@ -5,25 +5,26 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tallystick.database.fair_slots import FairSlots
+from tallystick.database.pool import Database
 from tallystick.errors import RateExceeded
-from tallystick.store.database import Database
-from tallystick.store.fair_slots import FairSlots
-from tallystick.web import access, protocol
-from tallystick.web.guesses import Guesses
-from tallystick.web.health import Vitals
-from tallystick.web.protocol import BoundedProtocol
-from tallystick.web.refusals import Refusals
-from tallystick.web.resource import Resource, _failure
-from tallystick.web.room import Room
-from tallystick.web.share import shed
-from tallystick.web.tenant_rate import TenantRate
-from tallystick.web.webhook import WebhookReceiver, _later
+from tallystick.http import access
+from tallystick.http.body_space import BodySpace
+from tallystick.http.guesses import Guesses
+from tallystick.http.health import Vitals
+from tallystick.http.http1 import protocol
+from tallystick.http.http1.protocol import BoundedProtocol
+from tallystick.http.refusals import Refusals
+from tallystick.http.resource import Resource, _failure
+from tallystick.http.share import shed
+from tallystick.http.tenant_rate import TenantRate
+from tallystick.webhooks.receiver import WebhookReceiver, _later
 from tests.planted.bug import Bug
 
-CROWD: Final = "tests/web/test_crowd.py::"
-GUESSES: Final = "tests/web/test_guesses.py::"
-REFUSALS: Final = "tests/web/test_refusals.py::"
-RATE: Final = "tests/web/test_tenant_rate.py::"
+CROWD: Final = "tests/http/test_crowd.py::"
+GUESSES: Final = "tests/http/test_guesses.py::"
+REFUSALS: Final = "tests/http/test_refusals.py::"
+RATE: Final = "tests/http/test_tenant_rate.py::"
 
 
 def room_by_promise() -> None:
@@ -58,7 +59,8 @@ def whoever_is_idlest_gives_way() -> None:
 
         return [one.holder for one in shed([Same(one) for one in holders], excess, lambda one: weight(one.holder))]
 
-    from tallystick.web import crowd, webhook  # noqa: PLC0415 - where the name is taken to
+    from tallystick.http import crowd  # noqa: PLC0415 - where the name is taken to
+    from tallystick.webhooks import receiver as webhook  # noqa: PLC0415 - where the name is taken to
 
     cast("Any", crowd).shed = cast("Any", webhook).shed = of_all
 
@@ -182,7 +184,7 @@ def large_bodies_at_once() -> None:
     async def turn(_self: Any, _tenant: int, _size: int) -> None:
         pass
 
-    cast("Any", Room).turn = turn
+    cast("Any", BodySpace).turn = turn
 
 
 ABUSE_BUGS: Final[Mapping[str, Bug]] = {
@@ -199,12 +201,12 @@ ABUSE_BUGS: Final[Mapping[str, Bug]] = {
     "guesses_uncounted": Bug(guesses_uncounted, (GUESSES + "test_an_address_may_guess_so_often_and_then_waits",)),
     "revoked_key_remembered": Bug(
         revoked_key_remembered,
-        ("tests/web/test_access.py::test_a_revoked_key_works_until_its_memory_ends_and_no_longer",),
+        ("tests/http/test_access.py::test_a_revoked_key_works_until_its_memory_ends_and_no_longer",),
     ),
     "whoever_reads_may_write": Bug(
         whoever_reads_may_write,
         tuple(
-            f"tests/web/test_access.py::test_only_admins_and_operators_write[{role}-False]"
+            f"tests/http/test_access.py::test_only_admins_and_operators_write[{role}-False]"
             for role in ("approver", "viewer", "auditor")
         ),
     ),
@@ -220,7 +222,7 @@ ABUSE_BUGS: Final[Mapping[str, Bug]] = {
         the_short_way_has_no_rate,
         (
             RATE + "test_both_ways_in_count_and_refuse_alike",
-            "tests/web/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes",
+            "tests/http/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes",
         ),
     ),
     "one_rate_for_all": Bug(one_rate_for_all, (RATE + "test_a_second_s_worth_and_then_as_fast_as_it_grows",)),
@@ -228,7 +230,7 @@ ABUSE_BUGS: Final[Mapping[str, Bug]] = {
         asked_for_after_it_was_done, (RATE + "test_what_is_refused_never_reaches_the_database",)
     ),
     "figures_for_everybody": Bug(
-        figures_for_everybody, ("tests/web/test_health.py::test_figures_are_not_written_for_everybody_who_asks",)
+        figures_for_everybody, ("tests/http/test_health.py::test_figures_are_not_written_for_everybody_who_asks",)
     ),
     "any_number_of_fields": Bug(
         any_number_of_fields,
@@ -250,5 +252,5 @@ ABUSE_BUGS: Final[Mapping[str, Bug]] = {
     "large_bodies_at_once": Bug(
         large_bodies_at_once, (CROWD + "test_after_a_large_body_the_others_have_the_process_for_as_long",)
     ),
-    "no_share_of_reads": Bug(no_share_of_reads, ("tests/store/test_fair_slots.py::test_one_tenant_never_has_all",)),
+    "no_share_of_reads": Bug(no_share_of_reads, ("tests/database/test_fair_slots.py::test_one_tenant_never_has_all",)),
 }

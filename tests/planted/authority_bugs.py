@@ -3,21 +3,26 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from tallystick.core import settlement_ledger
-from tallystick.store import account, authority, settlement, settlement_review, verify
+from tallystick.authority import approvals
+from tallystick.authority import store as authority
+from tallystick.database import verify
+from tallystick.ledger.account import store as account
+from tallystick.settlement import postings as settlement_ledger
+from tallystick.settlement import store as settlement
+from tallystick.settlement.review import store as settlement_review
 from tests.planted.bug import Bug, migrated
 
-REVIEW: Final = "tests/web/test_settlement_review.py::"
+REVIEW: Final = "tests/http/test_settlement_review.py::"
 SOURCE: Final = "tests/test_library_payout_source.py::"
 LIBRARY: Final = "tests/test_library_payout_source.py::"
-POLICY: Final = "tests/web/test_authority.py::"
-ACCOUNT: Final = "tests/web/test_account_authority.py::"
+POLICY: Final = "tests/http/test_authority.py::"
+ACCOUNT: Final = "tests/http/test_account_authority.py::"
 AUTHOR: Final = "tests/acceptance/test_author.py::"
 
 
 def second_key_is_a_second_person() -> None:
     """Whoever has two keys is two people, here and in the database."""
-    cast("Any", settlement_review).person_of = lambda name: name
+    cast("Any", approvals).person_of = lambda name: name
     migrated(
         ("CHECK (split_part(decided_by, '/', 1) <> split_part(asked_by, '/', 1))", "CHECK (decided_by <> asked_by)")
     )
@@ -83,7 +88,7 @@ def dispute_needs_no_second_person() -> None:
 
 def one_person_decides_refunds() -> None:
     """Whoever asked may approve."""
-    cast("Any", settlement_review).undecidable = lambda *_arguments, **_named: None
+    cast("Any", approvals).undecidable = lambda *_arguments, **_named: None
     migrated(("CHECK (split_part(decided_by, '/', 1) <> split_part(asked_by, '/', 1))", "CHECK (true)"))
 
 
@@ -118,7 +123,7 @@ AUTHORITY_BUGS: Final[Mapping[str, Bug]] = {
         (POLICY + "test_what_a_second_person_rejected_is_not_paid_by_way_of_a_dispute",),
     ),
     "one_person_decides_refunds": Bug(
-        one_person_decides_refunds, ("tests/flows/test_refund_review.py::test_one_person_alone_keeps_nothing",)
+        one_person_decides_refunds, ("tests/checkout/refund/review/test_flow.py::test_one_person_alone_keeps_nothing",)
     ),
     "author_of_the_batch": Bug(author_of_the_batch, (AUTHOR + "test_each_of_a_batch_is_its_own_callers",)),
 }

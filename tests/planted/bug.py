@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tallystick.store import migrate
+from tallystick.database import migrate
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,8 @@ class Bug:
     noticed_by: tuple[str, ...]
     # The fixture of a server that those tests borrow, besides the database.
     on: str | None = None
+    # Errors by which it shows that are a plant's own mistake elsewhere (`ROTTEN`).
+    also: tuple[str, ...] = ()
 
 
 def migrated(*changes: tuple[str, str]) -> None:

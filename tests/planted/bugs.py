@@ -7,9 +7,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tallystick.core import idempotency
-from tallystick.core.idempotency import Answer, Claim, Facts, Known, Record
-from tallystick.core.outcome import (
+from tallystick.commit.group import GroupCommit
+from tallystick.ledger import batch
+from tallystick.ledger import claims as idempotency
+from tallystick.ledger import flow as engine
+from tallystick.ledger import store as operation
+from tallystick.ledger.claims import Answer, Claim, Facts, Known, Record
+from tallystick.ledger.outcome import (
     Committed,
     Duplicate,
     Entry,
@@ -18,9 +22,6 @@ from tallystick.core.outcome import (
     encode_transaction,
     transaction_name,
 )
-from tallystick.engine import batch, engine
-from tallystick.engine.group_commit import GroupCommit
-from tallystick.store import operation
 from tests.planted.abuse_bugs import ABUSE_BUGS
 from tests.planted.authority_bugs import AUTHORITY_BUGS
 from tests.planted.bug import Bug
@@ -131,7 +132,7 @@ def answer_before_commit() -> None:
     cast("Any", batch.LedgerWork).commit = commit
 
 
-RACES = "tests/engine/test_races.py::"
+RACES = "tests/ledger/test_races.py::"
 BUGS: Mapping[str, Bug] = {
     "lock_removed": Bug(lock_removed, (RACES + "test_two_engines_cannot_spend_the_same_money",)),
     "lock_order_reversed": Bug(lock_order_reversed, (RACES + "test_batches_take_their_locks_in_one_order",)),

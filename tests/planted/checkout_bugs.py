@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, cast
 
-from tallystick.flows.order import Orders
+from tallystick.checkout.order.flow import Orders
 from tests.planted.bug import Bug
 from tests.planted.webhook_bugs import acknowledged_before_commit, dead_workers_keep_their_events
 

@@ -3,11 +3,12 @@
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
-from tallystick.core import intent as permit
-from tallystick.core import settlement
-from tallystick.flows import reading, timekeeping
-from tallystick.store import intent, settling
-from tallystick.store.timekeeping import Bounded
+from tallystick.leases import flow as timekeeping
+from tallystick.leases.store import Bounded
+from tallystick.movement import rules as permit
+from tallystick.movement import steps
+from tallystick.movement import store as intent
+from tallystick.recovery import reading
 from tests.planted.bug import Bug
 
 AHEAD: Final = "tests/clock/test_life_dated_ahead.py::"
@@ -25,13 +26,12 @@ def a_lease_of_a_clock_ahead_is_kept() -> None:
 
 
 def a_leave_of_a_clock_ahead_is_waited_for() -> None:
-    """A leave to send is taken to last until the clock has caught up."""
+    """A permit to send is taken to last until the clock has caught up."""
 
-    def leave_ended(not_after: datetime, _now: datetime) -> datetime:
+    def permit_ended(not_after: datetime, _now: datetime) -> datetime:
         return not_after
 
-    cast("Any", intent).leave_ended = leave_ended
-    cast("Any", settling).leave_ended = leave_ended
+    cast("Any", intent).permit_ended = permit_ended
 
 
 def a_key_from_the_future_is_young() -> None:
@@ -41,7 +41,7 @@ def a_key_from_the_future_is_young() -> None:
         return now >= since + remembered
 
     cast("Any", permit).is_forgotten = is_forgotten
-    cast("Any", settlement).is_forgotten = is_forgotten
+    cast("Any", steps).is_forgotten = is_forgotten
 
 
 def books_are_read_from_the_future() -> None:

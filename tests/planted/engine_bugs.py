@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from tallystick.core import velocity
-from tallystick.core.idempotency import Claim
-from tallystick.engine.group_commit import GroupCommit
+from tallystick.commit.group import GroupCommit
 from tallystick.errors import Busy
-from tallystick.store.mysql import operation
+from tallystick.ledger import velocity
+from tallystick.ledger.claims import Claim
+from tallystick.ledger.mysql import operation
 from tests.planted.bug import Bug
 
-CONFORMANCE: Final = "tests/engine/test_conformance.py::"
+CONFORMANCE: Final = "tests/ledger/test_conformance.py::"
 
 
 def a_batch_does_not_count_itself() -> None:
@@ -62,7 +62,7 @@ ENGINE_BUGS: Final[Mapping[str, Bug]] = {
     "a_batch_does_not_count_itself": Bug(
         a_batch_does_not_count_itself,
         (
-            "tests/core/test_ledger.py::test_velocity_counts_what_the_same_batch_already_took",
+            "tests/ledger/test_rules.py::test_velocity_counts_what_the_same_batch_already_took",
             CONFORMANCE + "test_a_refusal_for_velocity_leaves_the_key_unused[embedded18-count]",
             CONFORMANCE + "test_a_refusal_for_velocity_leaves_the_key_unused[embedded18-sum]",
         ),
@@ -85,6 +85,6 @@ ENGINE_BUGS: Final[Mapping[str, Bug]] = {
     ),
     "queue_dropped_at_the_end": Bug(
         queue_dropped_at_the_end,
-        ("tests/engine/test_group_commit.py::test_leaving_answers_what_is_queued_and_refuses_what_comes_then",),
+        ("tests/commit/test_group.py::test_leaving_answers_what_is_queued_and_refuses_what_comes_then",),
     ),
 }

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, cast
 
-from tallystick.store import database
+from tallystick.database import pool as database
 from tests.planted.bug import Bug
 from tests.planted.restore_bugs import known_until_ignored, memory_counts_from_the_first_send, random_token
 

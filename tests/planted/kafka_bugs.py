@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from tallystick.eventlog.kafka import KafkaLog
-from tallystick.flows.intake import Intake
-from tallystick.store import intake
+from tallystick.webhooks.intake import store as intake
+from tallystick.webhooks.intake.flow import Intake
+from tallystick.webhooks.log.kafka import KafkaLog
 from tests.planted.bug import Bug
 
-LOG: Final = "tests/eventlog/test_kafka.py::"
+LOG: Final = "tests/webhooks/log/test_kafka.py::"
 
 
 def acknowledged_before_kafka() -> None:

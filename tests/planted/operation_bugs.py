@@ -6,11 +6,11 @@ from typing import Any, Final, cast
 import asyncpg
 
 from tallystick import app
-from tallystick.store import feed, migrate, roles, verify
+from tallystick.database import feed, migrate, roles, verify
 from tests.planted.bug import Bug, migrated
 
-ROLES: Final = "tests/store/test_roles.py::"
-RETENTION: Final = "tests/store/test_retention.py::"
+ROLES: Final = "tests/database/test_roles.py::"
+RETENTION: Final = "tests/database/test_retention.py::"
 SCHEMA: Final = "tests/cli/test_schema.py::"
 
 

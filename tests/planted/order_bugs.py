@@ -8,27 +8,27 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from tallystick.core import order as deciders
-from tallystick.core import release as releasing
-from tallystick.core import watermark as watermarks
-from tallystick.core.provider import Unknown
-from tallystick.core.release import Release
-from tallystick.engine.group_commit import GroupCommit
-from tallystick.flows import release as flow_release
-from tallystick.flows import watermark as flow_watermark
-from tallystick.flows.release import Releases
-from tallystick.flows.watermark import Watermark
-from tallystick.store import order as orders
-from tallystick.store import release as releases_store
-from tallystick.store import watermark as watermark_store
-from tallystick.store.operation import PostgresTransaction
+from tallystick.checkout.order import rules as deciders
+from tallystick.checkout.order import store as orders
+from tallystick.checkout.release import flow as flow_release
+from tallystick.checkout.release import rules as releasing
+from tallystick.checkout.release import store as releases_store
+from tallystick.checkout.release.flow import Releases
+from tallystick.checkout.release.rules import Release
+from tallystick.checkout.watermark import flow as flow_watermark
+from tallystick.checkout.watermark import rules as watermarks
+from tallystick.checkout.watermark import store as watermark_store
+from tallystick.checkout.watermark.flow import Watermark
+from tallystick.commit.group import GroupCommit
+from tallystick.ledger.store import PostgresTransaction
+from tallystick.providers.words import Unknown
 from tests.planted.bug import Bug, migrated
 
-RELEASE: Final = "tests/flows/test_release.py::"
-WATERMARK: Final = "tests/flows/test_watermark.py::"
-FLOW: Final = "tests/flows/test_order.py::"
-SWEEP: Final = "tests/flows/test_order_sweep.py::"
-RULES: Final = "tests/store/test_order_rules.py::"
+RELEASE: Final = "tests/checkout/release/test_flow.py::"
+WATERMARK: Final = "tests/checkout/watermark/test_flow.py::"
+FLOW: Final = "tests/checkout/order/test_flow.py::"
+SWEEP: Final = "tests/checkout/order/test_sweep.py::"
+RULES: Final = "tests/checkout/order/test_database_rules.py::"
 LOST: Final = "tests/faults/test_order_lost_connection.py::"
 
 

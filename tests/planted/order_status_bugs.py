@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from tallystick.flows import announcer, order_status, order_status_cache
-from tallystick.flows.order_status_cache import Cache
+from tallystick.checkout.status import announcer
+from tallystick.checkout.status import cache as order_status_cache
+from tallystick.checkout.status import flow as order_status
+from tallystick.checkout.status.cache import Cache
 from tests.planted.bug import Bug
 
-FLOW: Final = "tests/flows/test_order_status.py::"
-CACHE: Final = "tests/flows/test_order_status_cache.py::"
+FLOW: Final = "tests/checkout/status/test_flow.py::"
+CACHE: Final = "tests/checkout/status/test_cache.py::"
 
 
 def trusted_while_deaf() -> None:

@@ -8,26 +8,25 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tallystick.core import payment as deciders
-from tallystick.core import settlement
-from tallystick.core.order import token_name
-from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Sending, Unknown
-from tallystick.core.release import Release
-from tallystick.flows import payment as flow
-from tallystick.flows import sending
-from tallystick.flows.payment_review import PaymentReviews
+from tallystick.checkout.order.rules import token_name
+from tallystick.checkout.payment import flow, store
+from tallystick.checkout.payment import rules as deciders
+from tallystick.checkout.payment.review.flow import PaymentReviews
+from tallystick.checkout.release.rules import Release
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement import flow as sending
+from tallystick.movement import steps
 from tallystick.providers.steady import steady
-from tallystick.store import payment as store
+from tallystick.providers.words import Sending, Unknown
 from tests.planted.bug import Bug, migrated
 
-FLOW: Final = "tests/flows/test_payment.py::"
-REVIEW: Final = "tests/flows/test_payment_review.py::"
-COLLECT: Final = "tests/flows/test_payment_collect.py::"
-RULES: Final = "tests/store/test_payment_rules.py::"
-CORE: Final = "tests/core/test_payment.py::"
-KEYS: Final = "tests/flows/test_payment_key.py::"
-WEB_KEYS: Final = "tests/web/test_payment_key.py::"
+FLOW: Final = "tests/checkout/payment/test_flow.py::"
+REVIEW: Final = "tests/checkout/payment/review/test_flow.py::"
+COLLECT: Final = "tests/checkout/payment/test_collect.py::"
+RULES: Final = "tests/checkout/payment/test_database_rules.py::"
+CORE: Final = "tests/checkout/payment/test_rules.py::"
+KEYS: Final = "tests/checkout/payment/test_key.py::"
+WEB_KEYS: Final = "tests/http/test_payment_key.py::"
 CRASH: Final = "tests/faults/test_payment_crash.py::"
 
 
@@ -46,20 +45,20 @@ def charged_before_the_intent_is_committed() -> None:
         decided = await original(connection, items, terms)
         for answer in decided:
             if isinstance(answer, store.Begun):
-                leave = Sending(
+                permit = Sending(
                     first_sent_at=answer.attempt.first_sent_at,
                     not_after=answer.attempt.not_after,
                     sendable_until=steady() + 10,
                 )
                 adapter = providers[-1][answer.charge.provider]
-                answers[answer.charge.key] = await call(adapter, answer.instruction, leave)
+                answers[answer.charge.key] = await call(adapter, answer.instruction, permit)
         return decided
 
     call = sending.call
 
-    async def called(adapter: Any, instruction: Any, leave: Any) -> Any:
+    async def called(adapter: Any, instruction: Any, permit: Any) -> Any:
         early = answers.pop(instruction.key, None)
-        return early if early is not None else await call(adapter, instruction, leave)
+        return early if early is not None else await call(adapter, instruction, permit)
 
     cast("Any", flow.Payments).__init__ = init
     cast("Any", store).click = click
@@ -72,7 +71,7 @@ def new_attempt_after_an_unknown_answer() -> None:
 
     def after_answer(history: Any, answer: Any, **more: Any) -> Any:
         entry = original(history, answer, **more)
-        return settlement.Failed(answer.code) if isinstance(answer, Unknown) else entry
+        return steps.Failed(answer.code) if isinstance(answer, Unknown) else entry
 
     cast("Any", flow).after_answer = after_answer
 
@@ -103,13 +102,13 @@ def no_failure_before_the_next_attempt() -> None:
 
 def sends_without_asking() -> None:
     """What is unknown is sent again at once: where the provider forgot the key, or never kept it, that is a second."""
-    original = settlement.next_step
+    original = steps.next_step
 
     def next_step(history: Any, **more: Any) -> Any:
         step = original(history, **more)
-        return settlement.Send(more["tries"]) if isinstance(step, settlement.LookUp) else step
+        return steps.Send(more["tries"]) if isinstance(step, steps.LookUp) else step
 
-    cast("Any", settlement).next_step = next_step
+    cast("Any", steps).next_step = next_step
 
 
 def sends_for_an_ended_order() -> None:
@@ -221,7 +220,7 @@ def keys_of_all_tenants() -> None:
 
 def closed_after_one_listing() -> None:
     """One look at the provider's books is taken for two."""
-    cast("Any", deciders)._never_seen = lambda _charge, _hold, **_more: settlement.Failed(deciders.NEVER_SEEN)
+    cast("Any", deciders)._never_seen = lambda _charge, _hold, **_more: steps.Failed(deciders.NEVER_SEEN)
 
 
 def closed_though_a_server_failed() -> None:

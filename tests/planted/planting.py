@@ -15,7 +15,8 @@ QUIETLY = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarni
 
 def run(name: str, *tests: str, lent: Mapping[str, str]) -> CompletedProcess[str]:
     """These tests with that bug, at the servers that are lent. conftest.py plants it."""
-    environment = {**os.environ, **lent, "TALLY_TEST_PLANT": name}
+    # Wide enough for the reasons: a summary is cut to the width of a terminal.
+    environment = {**os.environ, **lent, "TALLY_TEST_PLANT": name, "COLUMNS": "1000"}
     for says_ci in ("CI", "BUILD_NUMBER"):
         environment.pop(says_ci, None)  # There pytest explains a failure at any length, and nobody reads this one.
     return forks.run(_pytest, "-q", "-p", "no:cacheprovider", *QUIETLY, *tests, environment=environment)

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import msgspec
 
-from tallystick.core.intent import leave as leave_well
-from tallystick.core.provider import Absent, Done, Lookup, Movement, Sending, Undecided
 from tallystick.errors import ProviderUnreachable
-from tallystick.flows import sending
+from tallystick.movement import flow as sending
+from tallystick.movement import store as intents
+from tallystick.movement.rules import permit as leave_well
 from tallystick.providers import classification, http
 from tallystick.providers.adyen import reading as adyen_reading
 from tallystick.providers.adyen import webhook as adyen_webhook
@@ -24,11 +24,11 @@ from tallystick.providers.stripe import webhook as stripe_webhook
 from tallystick.providers.stripe.reply import read_reply as read_reply_well
 from tallystick.providers.stripe.request import request_for as request_for_well
 from tallystick.providers.wise import saga as wise_saga
-from tallystick.store import intent as intents
+from tallystick.providers.words import Absent, Done, Lookup, Movement, Sending, Undecided
 from tests.planted.bug import Bug
 
 CONTRACT = "tests/providers/test_contract.py::"
-INTENT = "tests/store/test_intent.py::"
+INTENT = "tests/movement/test_store.py::"
 
 
 def sent_before_commit() -> None:
@@ -148,7 +148,7 @@ def _leave(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
     def leave(known: Any, wanted: Any, **times: Any) -> Any:
         return leave_well(*spoilt(known, wanted), **times)
 
-    cast("Any", intents).leave = leave
+    cast("Any", intents).permit = leave
 
 
 def resent_past_the_horizon() -> None:
@@ -174,7 +174,7 @@ def done_is_sent_again() -> None:
 PROVIDER_BUGS: Mapping[str, Bug] = {
     "sent_before_commit": Bug(
         sent_before_commit,
-        ("tests/flows/test_sending.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",),
+        ("tests/movement/test_flow.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",),
     ),
     "resent_past_the_horizon": Bug(
         resent_past_the_horizon,

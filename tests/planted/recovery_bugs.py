@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from tallystick.flows import recovery
-from tallystick.store import recovery as store
+from tallystick.recovery import flow as recovery
+from tallystick.recovery import store
 from tests.planted.bug import Bug
 
-RECOVERY: Final = "tests/flows/test_recovery.py::"
+RECOVERY: Final = "tests/recovery/test_flow.py::"
 
 
 def marked_and_not_asked_about() -> None:
@@ -37,7 +37,7 @@ def waits_for_rows_alone() -> None:
     async def nothing(*_of: Any) -> None:
         return None
 
-    cast("Any", recovery).whereabouts = SimpleNamespace(unread=nothing, read=nothing)
+    cast("Any", recovery).life = SimpleNamespace(unread=nothing, read=nothing)
 
 
 def goes_on_with_any_run() -> None:

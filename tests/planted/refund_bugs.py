@@ -5,19 +5,18 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tallystick.core import refund_request as deciders
-from tallystick.core import refund_review
-from tallystick.flows import refund as reviewing
-from tallystick.flows import refund_request as flow
-from tallystick.flows import refund_review as asking
-from tallystick.store import refund as rows
-from tallystick.store import refund_request as store
-from tallystick.store import saga_finding
+from tallystick.checkout.refund import flow as reviewing
+from tallystick.checkout.refund import store as rows
+from tallystick.checkout.refund.request import flow, store
+from tallystick.checkout.refund.request import rules as deciders
+from tallystick.checkout.refund.review import flow as asking
+from tallystick.checkout.refund.review import rules as refund_review
+from tallystick.checkout.saga import finding as saga_finding
 from tests.planted.bug import Bug, migrated
 
-FLOW: Final = "tests/flows/test_refund_request.py::"
-KEEPING: Final = "tests/flows/test_refund_review.py::"
-REVIEW: Final = "tests/flows/test_refund_part_review.py::"
+FLOW: Final = "tests/checkout/refund/request/test_flow.py::"
+KEEPING: Final = "tests/checkout/refund/review/test_flow.py::"
+REVIEW: Final = "tests/checkout/refund/review/test_part.py::"
 
 
 def sum_is_not_checked() -> None:

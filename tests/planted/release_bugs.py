@@ -7,27 +7,31 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from tallystick.checkout import break_store as payment_break
+from tallystick.checkout.order import store as order
+from tallystick.checkout.payment import flow as payment_flow
+from tallystick.checkout.payment import rules as deciders
+from tallystick.checkout.payment.review import flow as review_flow
+from tallystick.checkout.payment.review import store as payment_review
+from tallystick.checkout.payment.rules import Paying, PaymentPending
+from tallystick.checkout.release import flow as release_flow
+from tallystick.checkout.release import rules as decisions
+from tallystick.checkout.release import store as release
 from tallystick.cli import person
-from tallystick.core import payment as deciders
-from tallystick.core import release as decisions
-from tallystick.core.payment import Paying, PaymentPending
-from tallystick.core.provider import Found
-from tallystick.flows import asking
-from tallystick.flows import payment as payment_flow
-from tallystick.flows import payment_review as review_flow
-from tallystick.flows import release as release_flow
-from tallystick.store import order, payment_break, payment_review, release, timekeeping
+from tallystick.leases import store as timekeeping
+from tallystick.movement import asking
+from tallystick.providers.words import Found
 from tests.planted.bug import Bug, migrated
 
-RELEASE: Final = "tests/flows/test_release.py::"
-MEMORY: Final = "tests/flows/test_memory.py::"
+RELEASE: Final = "tests/checkout/release/test_flow.py::"
+MEMORY: Final = "tests/movement/test_memory.py::"
 LOST: Final = "tests/clock/test_lost_life.py::"
 STEPS: Final = "tests/clock/test_clock_steps.py::"
-REVIEW: Final = "tests/flows/test_payment_review.py::"
-PAYOUT: Final = "tests/flows/test_settlement_review.py::"
+REVIEW: Final = "tests/checkout/payment/review/test_flow.py::"
+PAYOUT: Final = "tests/settlement/review/test_flow.py::"
 SCHEMA: Final = "tests/cli/test_schema.py::"
-BOOKS: Final = "tests/core/test_release.py::test_only_what_failed_is_let_go_by_the_books"
-KEYS: Final = "tests/flows/test_payment_key.py::"
+BOOKS: Final = "tests/checkout/release/test_rules.py::test_only_what_failed_is_let_go_by_the_books"
+KEYS: Final = "tests/checkout/payment/test_key.py::"
 
 
 def _reworded(statements: Mapping[str, str], old: str, new: str) -> None:
@@ -85,9 +89,8 @@ def a_failed_attempt_ends_the_search() -> None:
 
 
 def a_refused_payment_is_left_open() -> None:
-    live = "(l.status <> 'FAILED' OR l.is_confirmable)"
-    _reworded(release._SQL, live, "l.status <> 'FAILED'")
-    _reworded(order._SQL, live, "l.status <> 'FAILED'")
+    for statements in (release._SQL, order._SQL):
+        _reworded(statements, "l.status <> 'FAILED' OR l.is_confirmable", "l.status <> 'FAILED'")
 
 
 def one_of_several_open_payments_is_enough() -> None:

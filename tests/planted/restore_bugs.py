@@ -6,30 +6,33 @@ from uuid import uuid4
 
 import msgspec
 
-from tallystick.core import intent as permit
-from tallystick.core import mark, payment, refund
-from tallystick.core.intent import Begin, leave
-from tallystick.core.provider import Absent, Lookup, Undecided
-from tallystick.flows import asking, reading, recovery
-from tallystick.flows import payment as payments
-from tallystick.flows import refund as refunds
-from tallystick.flows.witness import Witness
-from tallystick.store import intent as intents
-from tallystick.store import order as orders
-from tallystick.store import recovery as books
-from tallystick.store import recovery_payment as marks
+from tallystick.checkout.order import store as orders
+from tallystick.checkout.payment import flow as payments
+from tallystick.checkout.payment import rules as payment
+from tallystick.checkout.refund import flow as refunds
+from tallystick.checkout.refund import rules as refund
+from tallystick.movement import asking, mark
+from tallystick.movement import rules as permits
+from tallystick.movement import store as intents
+from tallystick.movement.life import orphans
+from tallystick.movement.rules import Begin, permit
+from tallystick.movement.witness import Witness
+from tallystick.providers.words import Absent, Lookup, Undecided
+from tallystick.recovery import flow as recovery
+from tallystick.recovery import payment_store as marks
+from tallystick.recovery import reading
 from tests.planted.bug import Bug, migrated
 
-MEMORY: Final = "tests/flows/test_memory.py::"
-CORE: Final = "tests/core/test_intent.py::"
-LIFE: Final = "tests/flows/test_life.py::"
-WITNESS: Final = "tests/flows/test_witness.py::"
-TOKEN: Final = "tests/flows/test_reservation_token.py::"
-RECOVERED: Final = "tests/flows/test_recovery_payment.py::"
+MEMORY: Final = "tests/movement/test_memory.py::"
+CORE: Final = "tests/movement/test_rules.py::"
+LIFE: Final = "tests/movement/life/test_flow.py::"
+WITNESS: Final = "tests/movement/test_witness.py::"
+TOKEN: Final = "tests/checkout/order/test_reservation_token.py::"
+RECOVERED: Final = "tests/recovery/test_payment.py::"
 
 
 def _spoil(spoilt: Any) -> None:
-    cast("Any", intents).leave = spoilt
+    cast("Any", intents).permit = spoilt
 
 
 def memory_counts_from_the_first_send() -> None:
@@ -38,7 +41,7 @@ def memory_counts_from_the_first_send() -> None:
 
     def leave_late(known: Any, wanted: Any, **times: Any) -> Any:
         young = msgspec.structs.replace(wanted, since=known.first_sent_at)
-        return leave(msgspec.structs.replace(known, since=None), young, **times)
+        return permit(msgspec.structs.replace(known, since=None), young, **times)
 
     _spoil(leave_late)
 
@@ -47,8 +50,8 @@ def proof_not_required() -> None:
     """Who has not asked may send."""
 
     def leave_unasked(known: Any, wanted: Any, **times: Any) -> Any:
-        found = leave(known, wanted, **times)
-        return Begin(1) if isinstance(found, permit.AskFirst) else found
+        found = permit(known, wanted, **times)
+        return Begin(1) if isinstance(found, permits.AskFirst) else found
 
     _spoil(leave_unasked)
 
@@ -59,12 +62,12 @@ def any_proof_will_do() -> None:
     def is_proof(absence: Any, *_others: Any) -> bool:
         return absence is not None
 
-    cast("Any", permit)._is_proof = is_proof
+    cast("Any", permits)._is_proof = is_proof
 
 
 def newest_time_counts() -> None:
     """The youngest of the times that are known: a new generation, or who asks later, would reset it."""
-    cast("Any", permit).min = max
+    cast("Any", permits).min = max
 
 
 def random_token() -> None:
@@ -79,7 +82,7 @@ def known_until_ignored() -> None:
     )
 
     def leave_trusting(known: Any, wanted: Any, **times: Any) -> Any:
-        return leave(known, wanted, **{**times, "known_until": None})
+        return permit(known, wanted, **{**times, "known_until": None})
 
     _spoil(leave_trusting)
 
@@ -98,7 +101,7 @@ def stop_ignored() -> None:
     """What the provider has shown stops nobody."""
 
     def leave_going_on(known: Any, wanted: Any, **times: Any) -> Any:
-        return leave(known, wanted, **{**times, "is_stopped": False})
+        return permit(known, wanted, **{**times, "is_stopped": False})
 
     _spoil(leave_going_on)
 
@@ -134,7 +137,7 @@ def given_back_not_told() -> None:
     async def nothing(_database: Any) -> int:
         return 0
 
-    cast("Any", books).report_given_back = nothing
+    cast("Any", orphans).report_given_back = nothing
 
 
 def refunds_forgotten() -> None:
@@ -193,7 +196,7 @@ def saga_not_told() -> None:
 
 def another_amount_waits_for_nothing() -> None:
     """A list shows what is on its way, too."""
-    cast("Any", permit)._may_have_another_key = lambda *_of: False
+    cast("Any", permits)._may_have_another_key = lambda *_of: False
 
 
 def memory_is_how_it_stands() -> None:
@@ -236,7 +239,8 @@ RESTORE_BUGS: Final = {
         stop_ignored, (f"{WITNESS}test_news_of_a_payment_that_nothing_here_has_asked_for_stops_charges",)
     ),
     "a mark of its own for each attempt": Bug(
-        mark_of_the_attempt, ("tests/store/test_intent.py::test_every_attempt_has_the_mark_of_its_intent[embedded18]",)
+        mark_of_the_attempt,
+        ("tests/movement/test_store.py::test_every_attempt_has_the_mark_of_its_intent[embedded18]",),
     ),
     "another installation's mark is taken for ours": Bug(
         every_mark_is_ours, (f"{WITNESS}test_what_another_installation_paid_is_theirs",)

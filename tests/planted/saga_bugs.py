@@ -6,23 +6,24 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tallystick.core import refund as deciders
-from tallystick.core import saga as core
-from tallystick.core.payment import Hold, Resend
-from tallystick.core.provider import Refused, Sending
-from tallystick.core.saga import GiveBack, Pay, Told
-from tallystick.core.settlement import Failed, LookUp, Transferred
-from tallystick.core.webhook import Compensated, Recorded
-from tallystick.flows import refund as flow
-from tallystick.flows import sending
+from tallystick.checkout.payment.rules import Hold, Resend
+from tallystick.checkout.refund import flow
+from tallystick.checkout.refund import rules as deciders
+from tallystick.checkout.refund import store as refund
+from tallystick.checkout.saga import rules as core
+from tallystick.checkout.saga import store as saga
+from tallystick.checkout.saga.rules import GiveBack, Pay, ToldBefore
+from tallystick.movement import flow as sending
+from tallystick.movement.steps import Failed, Happened, LookUp
 from tallystick.providers.steady import steady
-from tallystick.store import refund, saga
+from tallystick.providers.words import Refused, Sending
+from tallystick.webhooks.rules import Compensated, Recorded
 from tests.planted.bug import Bug, migrated
 
-FLOW: Final = "tests/flows/test_saga.py::"
-ATTACKS: Final = "tests/flows/test_saga_attacks.py::"
-RULES: Final = "tests/store/test_saga_rules.py::"
-CORE: Final = "tests/core/test_saga.py::"
+FLOW: Final = "tests/checkout/saga/test_flow.py::"
+ATTACKS: Final = "tests/checkout/saga/test_attacks.py::"
+RULES: Final = "tests/checkout/saga/test_database_rules.py::"
+CORE: Final = "tests/checkout/saga/test_rules.py::"
 
 
 def everybody_waits_for_one_lock() -> None:
@@ -60,17 +61,17 @@ def refunded_before_the_intent_is_committed() -> None:
     async def begin(connection: Any, debts: Sequence[Any], terms: Any) -> Any:
         begun = await original(connection, debts, terms)
         for one in begun:
-            leave = Sending(
+            permit = Sending(
                 first_sent_at=one.attempt.first_sent_at,
                 not_after=one.attempt.not_after,
                 sendable_until=steady() + 10,
             )
-            answers[one.owed.key] = await call(providers[-1][one.owed.provider], one.instruction, leave)
+            answers[one.owed.key] = await call(providers[-1][one.owed.provider], one.instruction, permit)
         return begun
 
-    async def called(adapter: Any, instruction: Any, leave: Any) -> Any:
+    async def called(adapter: Any, instruction: Any, permit: Any) -> Any:
         early = answers.pop(instruction.key, None)
-        return early if early is not None else await call(adapter, instruction, leave)
+        return early if early is not None else await call(adapter, instruction, permit)
 
     cast("Any", flow.Refunds).__init__ = init
     cast("Any", refund).begin = begin
@@ -85,7 +86,7 @@ def paid_twice_refunded() -> None:
     """A payment that pays an order and is told again is taken for a second one."""
 
     def spoilt(_movement: Any, _ours: Any, _case: Any, decision: Any) -> Any:
-        is_paid = isinstance(decision, Told) and decision.receipt.fate == "PAID"
+        is_paid = isinstance(decision, ToldBefore) and decision.receipt.fate == "PAID"
         return GiveBack(core.SECOND) if is_paid else decision
 
     _deciding(spoilt)
@@ -95,7 +96,7 @@ def dedup_by_event_id_only() -> None:
     """Whatever has an event id of its own counts: no receipt is looked at."""
 
     def spoilt(movement: Any, ours: Any, case: Any, decision: Any) -> Any:
-        if not isinstance(decision, Told):
+        if not isinstance(decision, ToldBefore):
             return decision
         return cast("Any", core).honest(movement, ours, msgspec.structs.replace(case, receipts=()))
 
@@ -119,10 +120,10 @@ def new_key_on_retry() -> None:
     """Each further send of a refund has a key of its own."""
     call, sent = sending.call, dict[bytes, int]()
 
-    async def called(adapter: Any, instruction: Any, leave: Any) -> Any:
+    async def called(adapter: Any, instruction: Any, permit: Any) -> Any:
         number = sent[instruction.key] = sent.get(instruction.key, -1) + 1
         other = sha256(instruction.key + bytes(number)).digest() if number else instruction.key
-        return await call(adapter, msgspec.structs.replace(instruction, key=other), leave)
+        return await call(adapter, msgspec.structs.replace(instruction, key=other), permit)
 
     cast("Any", sending).call = called
 
@@ -142,7 +143,7 @@ def already_refunded_is_believed() -> None:
 
     def after_answer(owed: Any, history: Any, answer: Any, **more: Any) -> Any:
         if isinstance(answer, Refused) and answer.code == "charge_already_refunded":
-            return Transferred("already")
+            return Happened("already")
         return original(owed, history, answer, **more)
 
     cast("Any", flow).after_answer = after_answer
@@ -373,6 +374,6 @@ SAGA_BUGS: Mapping[str, Bug] = {
         (f"{FLOW}test_what_is_told_of_a_failed_refund_is_not_the_next_ones",),
     ),
     "pauses without an end": Bug(
-        pauses_without_an_end, ("tests/core/test_refund.py::test_a_pause_is_between_a_second_and_an_hour",)
+        pauses_without_an_end, ("tests/checkout/refund/test_rules.py::test_a_pause_is_between_a_second_and_an_hour",)
     ),
 }

@@ -9,33 +9,34 @@ from uuid import uuid4
 
 import msgspec
 
-from tallystick.core import settlement as deciders
-from tallystick.core.keys import digest
-from tallystick.core.provider import Busy, Sending, Unknown
-from tallystick.core.settlement import NOTHING_SENT, Failed
-from tallystick.flows import sending
-from tallystick.flows import settling as ticks
-from tallystick.store import intent as intents
-from tallystick.store import settling
+from tallystick.keys.derived import digest
+from tallystick.movement import flow as sending
+from tallystick.movement import steps
+from tallystick.movement import store as intents
+from tallystick.movement.steps import NOTHING_SENT, Failed
+from tallystick.providers.words import Busy, Sending, Unknown
+from tallystick.settlement.tick import flow as ticks
+from tallystick.settlement.tick import store as settling
 from tests.planted.bug import Bug
 from tests.planted.provider_bugs import resent_past_the_horizon
 
-SETTLING: Final = "tests/flows/test_settling.py::"
-REFUSALS: Final = "tests/flows/test_refusals.py::"
+SETTLING: Final = "tests/settlement/tick/test_flow.py::"
+REFUSALS: Final = "tests/movement/test_refusals.py::"
 CRASH: Final = "tests/faults/test_settlement_crash.py::"
 
 
 def _reworded(name: str, *changes: tuple[str, str]) -> None:
     """A statement with these parts replaced. A part that is not there would plant nothing."""
+    statements = settling._SQL if name in settling._SQL else intents._SQL
     for old, new in changes:
-        if old not in settling._SQL[name]:
+        if old not in statements[name]:
             raise ValueError(f"{name} has no {old!r} any more")
-        settling._SQL[name] = settling._SQL[name].replace(old, new)
+        statements[name] = statements[name].replace(old, new)
 
 
 def _after_answer(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
     def after_answer(history: Any, answer: Any, **more: Any) -> Any:
-        return deciders.after_answer(*spoilt(history, answer), **more)
+        return steps.after_answer(*spoilt(history, answer), **more)
 
     cast("Any", ticks).after_answer = after_answer
 
@@ -48,7 +49,7 @@ def words_believed_after_an_unknown() -> None:
 
 def words_believed(**doubts: Any) -> None:
     """The same with other facts than there are."""
-    original = deciders.believed
+    original = steps.believed
 
     def believed(history: Any, answer: Any, **more: Any) -> Any:
         return original(doubts.get("history", history), answer, **{**more, **doubts.get("more", {})})
@@ -142,7 +143,7 @@ def unknown_is_failed() -> None:
     """A 500, or silence, is taken for a failure."""
 
     def after_answer(history: Any, answer: Any, **more: Any) -> Any:
-        return Failed(answer.code) if isinstance(answer, Unknown) else deciders.after_answer(history, answer, **more)
+        return Failed(answer.code) if isinstance(answer, Unknown) else steps.after_answer(history, answer, **more)
 
     cast("Any", ticks).after_answer = after_answer
 
@@ -160,7 +161,7 @@ def only_the_newest_attempt_counts() -> None:
 
 def horizon_not_decided() -> None:
     """The deciders trust a key for ever; what stands at the intent does not."""
-    cast("Any", deciders)._is_forgotten = lambda *_facts: False
+    cast("Any", steps)._is_forgotten = lambda *_facts: False
 
 
 def resent_blindly() -> None:
@@ -171,19 +172,19 @@ def resent_blindly() -> None:
 
 def absence_believed_at_once() -> None:
     """What the books do not show was never sent."""
-    original = deciders._absent
+    original = steps._absent
 
     def absent(history: Any, tries: int, *, facts: Any, **more: Any) -> Any:
         return original(history, tries, facts=msgspec.structs.replace(facts, longest_in_flight=timedelta(0)), **more)
 
-    cast("Any", deciders)._absent = absent
+    cast("Any", steps)._absent = absent
 
 
 def successor_does_not_wait() -> None:
-    """A leave to send that is still running is no reason to wait."""
+    """A permit to send that is still running is no reason to wait."""
 
     def next_step(history: Any, **more: Any) -> Any:
-        return deciders.next_step(msgspec.structs.replace(history, not_after=history.first_sent_at), **more)
+        return steps.next_step(msgspec.structs.replace(history, not_after=history.first_sent_at), **more)
 
     cast("Any", ticks).next_step = next_step
 

@@ -9,6 +9,26 @@ from tests import servers, simulators
 from tests.planted import planting
 from tests.planted.bugs import BUGS
 
+# How a failed test says why, in its summary.
+REASON = re.compile(r"^FAILED \S.*? - (?:[a-z_]+\.)*(\w+)", re.MULTILINE)
+# A plant that fits the code no longer breaks it in another way than it means to. What is noticed is an assertion, an
+# invariant, a refusal of the database.
+ROTTEN = {
+    "AttributeError",
+    "ImportError",
+    "IndexError",
+    "KeyError",
+    "ModuleNotFoundError",
+    "NameError",
+    "PostgresSyntaxError",
+    "SyntaxError",
+    "TypeError",
+    "UnboundLocalError",
+    "UndefinedColumnError",
+    "UndefinedFunctionError",
+    "UndefinedTableError",
+}
+
 
 @pytest.fixture(scope="module")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[simulators.Lender]:
@@ -32,3 +52,6 @@ def test_the_bug_is_noticed(
     assert counted is not None, run.stdout + run.stderr
     assert int(counted.group(1)) == len(wanted), run.stdout
     assert " error" not in run.stdout.splitlines()[-1], run.stdout
+    reasons = REASON.findall(run.stdout)
+    assert len(reasons) == len(wanted), run.stdout
+    assert not set(reasons) & ROTTEN - set(BUGS[name].also), f"it stumbles over {reasons} instead of being noticed"

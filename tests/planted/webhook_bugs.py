@@ -6,28 +6,30 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tallystick.core.webhook import Failed, Postponed, end
-from tallystick.flows import events
-from tallystick.store import webhook
-from tallystick.web import call_protocol, head, webhook_protocol
+from tallystick.http.http1 import call_protocol, head, webhook_protocol
+from tallystick.webhooks import flow as events
+from tallystick.webhooks import inbox
+from tallystick.webhooks import store as webhook
+from tallystick.webhooks.rules import Failed, Postponed, end
 from tests.planted.bug import Bug, migrated
 
-RECEIVER: Final = "tests/web/test_webhook.py::"
-WAYS: Final = "tests/web/test_webhook_fuzz.py::test_the_short_way_answers_what_the_ordinary_one_does"
-CALL_WAYS: Final = "tests/web/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes"
+RECEIVER: Final = "tests/http/test_webhook.py::"
+WAYS: Final = "tests/http/test_webhook_fuzz.py::test_the_short_way_answers_what_the_ordinary_one_does"
+CALL_WAYS: Final = "tests/http/test_call_fuzz.py::test_the_short_way_makes_the_same_call_of_the_same_bytes"
 KILLED: Final = "tests/faults/test_webhook_kill.py::"
-EVENTS: Final = "tests/flows/test_events.py::"
-RETENTION: Final = "tests/store/test_retention.py::"
+EVENTS: Final = "tests/webhooks/test_flow.py::"
+RETENTION: Final = "tests/database/test_retention.py::"
 # A commit as slow as a busy disk's: what is acknowledged meanwhile is not there when the process dies.
 _SLOW_SECONDS: Final = 0.3
 
 
 def _reworded(name: str, *changes: tuple[str, str]) -> None:
     """A statement with these parts replaced. A part that is not there would plant nothing."""
+    statements = inbox._SQL if name in inbox._SQL else webhook._SQL
     for old, new in changes:
-        if old not in webhook._SQL[name]:
+        if old not in statements[name]:
             raise ValueError(f"{name} has no {old!r} any more")
-        webhook._SQL[name] = webhook._SQL[name].replace(old, new)
+        statements[name] = statements[name].replace(old, new)
 
 
 def acknowledged_before_commit() -> None:

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from tallystick.core.provider import Sending
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Sending
 
 FIRST_SENT_AT = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 NOW = FIRST_SENT_AT + timedelta(minutes=30)
@@ -87,7 +87,7 @@ async def answering(answer_to: Callable[[Asked], Canned | None]) -> AsyncIterato
 
 
 def leave() -> Sending:
-    """A leave to send that lasts for the test."""
+    """A permit to send that lasts for the test."""
     return Sending(
         first_sent_at=FIRST_SENT_AT,
         not_after=FIRST_SENT_AT + timedelta(minutes=1),

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from tallystick.core.keys import hex64, square45, uuid_form
-from tallystick.core.provider import (
+from tallystick.errors import NotOffered, ProviderUnreachable
+from tallystick.keys.derived import hex64, square45, uuid_form
+from tallystick.movement.steps import NOTHING_SENT, believed
+from tallystick.providers.port import Provider
+from tallystick.providers.words import (
     Absent,
     Busy,
     Done,
@@ -23,10 +26,7 @@ from tallystick.core.provider import (
     Undecided,
     Unknown,
 )
-from tallystick.core.settlement import NOTHING_SENT, believed
-from tallystick.errors import NotOffered, ProviderUnreachable
-from tallystick.providers.port import Provider
-from tallystick.providers.simulator.dialects import every_dialect
+from tallystick.simulator.dialects import every_dialect
 from tests.providers.worlds import API_KEY, WORLDS, Control, World, impatient, leave, send
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)

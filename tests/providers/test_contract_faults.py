@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.core.provider import Busy, Done, Found, Refused, Unknown
 from tallystick.providers.port import Provider
-from tallystick.providers.simulator.catalogue import CATALOGUE
+from tallystick.providers.words import Busy, Done, Found, Refused, Unknown
+from tallystick.simulator.catalogue import CATALOGUE
 from tests.providers.test_contract import made
 from tests.providers.worlds import Control, World, impatient, leave, send
 

@@ -12,9 +12,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Done, Event, Forged
+from tallystick.money.currencies import Purpose
 from tallystick.providers.port import Provider
+from tallystick.providers.words import Done, Event, Forged
 from tests.providers.worlds import HEX, Control, World, leave, send
 from tests.simulator.station import Receiver
 

@@ -1,4 +1,4 @@
-"""The gate: a rate that follows the provider, a bound on calls at once, and no wait longer than the leave."""
+"""The gate: a rate that follows the provider, a bound on calls at once, and no wait longer than the permit."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -65,7 +65,7 @@ async def peer(*answers: bytes | Handler, tls: ssl.SSLContext | None = None) -> 
         listener.close()
 
 
-async def post(client: Http, *, leave: float = 5.0, answer: float = 5.0) -> http.Result:
+async def post(client: Http, *, leave: float = 5.0, answer: float = 5.0) -> http.HttpResult:
     request = client.request("POST", "/v1/transfers", [("idempotency-key", "k")], b"amount=1")
     return await client.send(request, sendable_until=steady() + leave, answer_seconds=answer)
 
@@ -102,10 +102,10 @@ async def test_without_leave_not_one_byte_leaves() -> None:
     """Also on a connection that is open already, where nothing but the check stands between us and the wire."""
     async with peer(OK, OK) as server:
         client = Http(server.base)
-        assert await post(client, leave=-1) == NotSent("the leave to send ran out", expired=True)
+        assert await post(client, leave=-1) == NotSent("the permit to send ran out", expired=True)
         assert server.connections == 0
         await post(client)
-        assert await post(client, leave=-1) == NotSent("the leave to send ran out", expired=True)
+        assert await post(client, leave=-1) == NotSent("the permit to send ran out", expired=True)
         assert len(server.heard) == 1
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import Busy, Sending
 from tallystick.providers.breaker import FAILURES_TO_OPEN
 from tallystick.providers.http import NotSent, Reply
 from tallystick.providers.line import SAID_CHARACTERS, Headers, Line, Said, excerpt
 from tallystick.providers.steady import steady
 from tallystick.providers.stripe.facts import FACTS
+from tallystick.providers.words import Busy, Sending
 from tests.providers.test_http import OK, Handler, peer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.keys import hex64, square45
-from tallystick.core.provider import Absent, Exchange, Found
+from tallystick.keys.derived import hex64, square45
 from tallystick.providers import scanning
 from tallystick.providers.port import Provider
 from tallystick.providers.scanning import SKEW, Scanner, Unfinished
+from tallystick.providers.words import Absent, Exchange, Found
 from tests.providers.scripted import Asked, Canned, answering
 from tests.providers.square import samples as square
 from tests.providers.stripe import samples as stripe

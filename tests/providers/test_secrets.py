@@ -8,10 +8,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from tallystick.core.provider import Done
-from tallystick.core.secret import Secret
 from tallystick.errors import TallystickError
 from tallystick.providers.port import Provider
+from tallystick.providers.words import Done
+from tallystick.secret import Secret
 from tests.providers.worlds import API_KEY, HEX, Control, World, leave, send
 
 SECRETS = (API_KEY, HEX, "whsec_contract", "whsec_old", "sigkey")

@@ -10,17 +10,21 @@ from typing import Any, cast
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import digest
-from tallystick.core.provider import Answer, Charge, Instruction, Refund, Sending, Transfer
-from tallystick.core.secret import Secret
-from tallystick.providers.adyen import Adyen, AdyenAccount
+from tallystick.keys.derived import digest
+from tallystick.money.currencies import Purpose
+from tallystick.providers.adyen.account import AdyenAccount
+from tallystick.providers.adyen.adapter import Adyen
 from tallystick.providers.line import Line
 from tallystick.providers.port import Provider
-from tallystick.providers.square import Square, SquareAccount
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.adapter import Square
 from tallystick.providers.steady import steady
-from tallystick.providers.stripe import Stripe, StripeAccount
-from tallystick.providers.wise import Wise, WiseAccount
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
+from tallystick.providers.wise.account import WiseAccount
+from tallystick.providers.wise.adapter import Wise
+from tallystick.providers.words import Answer, Charge, Instruction, Refund, Sending, Transfer
+from tallystick.secret import Secret
 
 API_KEY = "sk_test_contract_key_never_to_be_shown"
 FAST = 100_000.0

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from tallystick.core.payment import Paying
-from tallystick.core.provider import Charge, Instruction, Refund, Transfer
-from tallystick.core.settlement import MOVED_UNDER_ANOTHER_KEY, UNPROVEN
+from tallystick.checkout.order.store import OrderView
+from tallystick.checkout.payment.rules import Paying
+from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY, UNPROVEN
 from tallystick.providers.port import Provider
-from tallystick.store.order import OrderView
-from tallystick.store.settlement import SettlementView
+from tallystick.providers.words import Charge, Instruction, Refund, Transfer
+from tallystick.settlement.store import SettlementView
 from tests.restore.life import WORLD, Life
 
 MovementKind = Literal["payout", "charge", "refund", "part"]

@@ -15,24 +15,27 @@ from typing import Any, Final
 import msgspec
 
 from tallystick import app
-from tallystick.core.idempotency import Tenant
-from tallystick.core.outcome import Rejected
-from tallystick.core.payment import Paid
-from tallystick.core.provider import Event, Movement
-from tallystick.core.secret import Secret
-from tallystick.core.settlement_ledger import SettlementCreated
-from tallystick.core.settlement_terms import Policy
+from tallystick.access.store import ensure_tenant
+from tallystick.checkout.order.store import OrderView, Reserved
+from tallystick.checkout.payment.rules import Paid
+from tallystick.checkout.refund import store as refunds_store
 from tallystick.errors import TallystickError
-from tallystick.flows.reading import Reader
-from tallystick.providers.simulator.process import RunningSimulator
-from tallystick.settings import ProviderSettings, Settings
-from tallystick.store import refund as refunds_store
-from tallystick.store import settlement as settlements_store
-from tallystick.store import webhook, whereabouts
-from tallystick.store.order import OrderView, Reserved
-from tallystick.store.settlement import Made, SettlementView
-from tallystick.store.settlement_review import Reviewed, ReviewView
-from tallystick.store.tenant import ensure_tenant
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.decisions import Reviewed
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.life import store as whereabouts
+from tallystick.providers.declared import ProviderSettings
+from tallystick.providers.words import Event, Movement
+from tallystick.recovery.reading import Reader
+from tallystick.secret import Secret
+from tallystick.settings import Settings
+from tallystick.settlement import store as settlements_store
+from tallystick.settlement.postings import SettlementCreated
+from tallystick.settlement.review.store import ReviewView
+from tallystick.settlement.store import Made, SettlementView
+from tallystick.settlement.terms import Policy
+from tallystick.simulator.process import RunningSimulator
+from tallystick.webhooks import inbox
 from tests.clocks import Movable
 from tests.orders import wish
 from tests.providers.worlds import API_KEY, FAST, HEX, WORLDS, Control
@@ -199,7 +202,7 @@ class Life:
             body=b"{}",
         )
         async with self.main.database.writing() as connection:
-            await webhook.append(connection, [Told(dialect, (told,))])
+            await inbox.append(connection, [Told(dialect, (told,))])
 
     async def refunds(self, order: OrderView) -> list[Any]:
         return await refunds_store.read(self.main.database, self.tenant, uuid_of(order))

@@ -8,7 +8,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tallystick.flows.recovery import Recovered, recover
+from tallystick.recovery.flow import Recovered, recover
 from tests.restore.backups import backed_up
 from tests.restore.cells import FEE_CENTS
 from tests.restore.life import Life, alive

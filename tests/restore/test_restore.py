@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.process import start
 from tests.clocks import movable
 from tests.faults.matrix import IS_FULL, seed
 from tests.providers.worlds import Control

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick.providers.simulator.process import RunningSimulator, start
+from tallystick.simulator.process import RunningSimulator, start
 from tests.simulator.station import SECRET, Receiver, Station
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import stripe
 
-from tallystick.providers.simulator.process import RunningSimulator
+from tallystick.simulator.process import RunningSimulator
 
 SECRET = "whsec_test"
 DAY = 86_400

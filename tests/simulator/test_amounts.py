@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from tallystick.core.currencies import EXPONENTS, WIRE_RULES
-from tallystick.core.money import to_decimal_text
-from tallystick.providers.simulator import amounts
+from tallystick.money.amounts import to_decimal_text
+from tallystick.money.currencies import EXPONENTS, WIRE_RULES
+from tallystick.simulator import amounts
 
 
 def test_both_tables_have_the_same_currencies() -> None:

@@ -16,13 +16,13 @@ import psutil
 import pytest
 import stripe
 
-from tallystick.providers.simulator.books import Books, Entry
-from tallystick.providers.simulator.dialect import Endpoint, Switch
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.process import NotStarted, start
-from tallystick.providers.simulator.stripe import balance
-from tallystick.providers.simulator.stripe.listing import LISTINGS, many
-from tallystick.providers.simulator.stripe.wire import by_itself
+from tallystick.simulator.books import Books, Entry
+from tallystick.simulator.dialect import Endpoint, Switch
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.process import NotStarted, start
+from tallystick.simulator.stripe import balance
+from tallystick.simulator.stripe.listing import LISTINGS, many
+from tallystick.simulator.stripe.wire import by_itself
 from tests.simulator.station import DAY, SECRET, Station, transfer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -254,7 +254,7 @@ def test_under_load_a_sigkill_loses_nothing_that_was_answered(tmp_path: Path) ->
 def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     """A killed `tally up` must not leave a simulator behind that holds the port."""
     script = (
-        "import os, sys; from pathlib import Path; from tallystick.providers.simulator.process import start;"
+        "import os, sys; from pathlib import Path; from tallystick.simulator.process import start;"
         "print(start(Path(sys.argv[1])).pid, flush=True); os.kill(os.getpid(), 9)"
     )
     starter = subprocess.run(

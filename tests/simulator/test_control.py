@@ -8,7 +8,7 @@ import stripe
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tallystick.providers.simulator.running import endpoint
+from tallystick.simulator.running import endpoint
 from tests.simulator.station import DAY, Station, pay, transfer
 
 

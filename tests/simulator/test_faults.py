@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.providers.simulator import catalogue
-from tallystick.providers.simulator.catalogue import ALL, CATALOGUE, FAULTS, KEYED, KEYLESS, OPERATIONS, Stage
-from tallystick.providers.simulator.dialect import Call, Dialect, Reply
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.faults import Faults, draw
-from tallystick.providers.simulator.plan import PlanFault, Rule, parse
-from tallystick.providers.simulator.running import endpoint, plan_text
+from tallystick.simulator import catalogue
+from tallystick.simulator.catalogue import ALL, CATALOGUE, FAULTS, KEYED, KEYLESS, OPERATIONS, Stage
+from tallystick.simulator.dialect import Call, Dialect, Reply
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.faults import Faults, draw
+from tallystick.simulator.plan import PlanFault, Rule, parse
+from tallystick.simulator.running import endpoint, plan_text
 from tests.simulator.station import Station, transfer
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tallystick.providers.simulator.books import Books
-from tallystick.providers.simulator.dialect import Call, KeyRule, Reply
-from tallystick.providers.simulator.keys import Keys
-from tallystick.providers.simulator.stripe.api import SWITCHES, Stripe
+from tallystick.simulator.books import Books
+from tallystick.simulator.dialect import Call, KeyRule, Reply
+from tallystick.simulator.keys import Keys
+from tallystick.simulator.stripe.api import SWITCHES, Stripe
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 GOOD = Reply(200, b'{"id":"x"}')

@@ -7,11 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from tallystick.providers.simulator.catalogue import CATALOGUE
-from tallystick.providers.simulator.dialect import Request
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.guard import refusal
-from tallystick.providers.simulator.page.words import POINTING, STAGES
+from tallystick.simulator.catalogue import CATALOGUE
+from tallystick.simulator.dialect import Request
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.guard import refusal
+from tallystick.simulator.page.words import POINTING, STAGES
 from tests.simulator.browser import Browser, refused
 from tests.simulator.station import DAY, Receiver, Station, pay, transfer
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import stripe
 
-from tallystick.providers.simulator.page.words import ACTIONS
+from tallystick.simulator.page.words import ACTIONS
 from tests.simulator.browser import Browser, refused
 from tests.simulator.station import DAY, Receiver, Station, pay, transfer
 

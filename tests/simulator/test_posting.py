@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tallystick.providers.simulator.posting import NotDelivered, Posting
+from tallystick.simulator.posting import NotDelivered, Posting
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 Answer = Callable[[int], bytes | None]

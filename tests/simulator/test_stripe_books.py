@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tallystick.providers.simulator.dialect import Request
-from tallystick.providers.simulator.stripe.wire import parameters
+from tallystick.simulator.dialect import Request
+from tallystick.simulator.stripe.wire import parameters
 from tests.simulator.station import Station
 
 MANY = "9" * 5000

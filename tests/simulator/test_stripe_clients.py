@@ -44,7 +44,7 @@ def test_a_dialect_answers_to_its_name_without_a_prefix(simulator: Station) -> N
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A simulator with a port for Stripe alone, as `tally simulator --listen stripe=0` starts it."""
-    command = [sys.executable, "-m", "tallystick.providers.simulator", "--books", str(tmp_path / "books.sqlite")]
+    command = [sys.executable, "-m", "tallystick.simulator", "--books", str(tmp_path / "books.sqlite")]
     process = subprocess.Popen([*command, "--listen", "stripe=0"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     yield json.loads(process.stdout.readline())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import stripe
 
-from tallystick.providers.simulator.catalogue import CATALOGUE, Stage
+from tallystick.simulator.catalogue import CATALOGUE, Stage
 from tests.simulator.station import DAY, Receiver, Station, pay, transfer
 
 

@@ -15,13 +15,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tallystick.providers.simulator.books import Books, Entry
-from tallystick.providers.simulator.dialect import Call, Dialect, Endpoint, KeyRule, Reply, Request
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.posting import Answered, Posting
-from tallystick.providers.simulator.server import Simulator
-from tallystick.providers.simulator.stripe.api import Stripe
-from tallystick.providers.simulator.webhooks import AFTER_FAILURE, MOST_AT_ONCE, Webhooks
+from tallystick.simulator.books import Books, Entry
+from tallystick.simulator.dialect import Call, Dialect, Endpoint, KeyRule, Reply, Request
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.posting import Answered, Posting
+from tallystick.simulator.server import Simulator
+from tallystick.simulator.stripe.api import Stripe
+from tallystick.simulator.webhooks import AFTER_FAILURE, MOST_AT_ONCE, Webhooks
 from tests.simulator.station import SECRET, Receiver
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import stripe
 
-from tallystick.providers.simulator.catalogue import CATALOGUE, Stage
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.process import start
+from tallystick.simulator.catalogue import CATALOGUE, Stage
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.process import start
 from tests.simulator.station import DAY, SECRET, Receiver, Station, transfer
 
 GAPS = next(dialect.retry_gaps_seconds for dialect in every_dialect() if dialect.name == "stripe")

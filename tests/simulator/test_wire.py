@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from tallystick.providers.simulator.dialect import Reply, Request
-from tallystick.providers.simulator.dialects import every_dialect
-from tallystick.providers.simulator.server import NotLoopback, Simulator
-from tallystick.providers.simulator.wire import MOST_BODY, MOST_HEAD, Connection, Exchange
+from tallystick.simulator.dialect import Reply, Request
+from tallystick.simulator.dialects import every_dialect
+from tallystick.simulator.server import NotLoopback, Simulator
+from tallystick.simulator.wire import MOST_BODY, MOST_HEAD, Connection, Exchange
 from tests.simulator.station import Station
 
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)

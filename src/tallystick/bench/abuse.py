@@ -35,7 +35,7 @@ _FEWEST_FORGED_PER_SECOND: Final = 4_500.0
 # A shorter run shows that it works, and measures nothing.
 _MEASURED_SECONDS: Final = 3.0
 _FORGED_CONNECTIONS: Final = 256
-# One for each connection: of those of one address the refusals would wait (`web/refusals.py`).
+# One for each connection: of those of one address the refusals would wait (`http/refusals.py`).
 _FORGED_ADDRESS: Final = "127.0.1.0"
 _GENUINE_PER_SECOND: Final = 500.0
 _GENUINE_CONNECTIONS: Final = 64

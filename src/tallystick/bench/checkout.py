@@ -33,9 +33,9 @@ from tallystick.bench.checkout_shop import CONNECTIONS, SQL
 from tallystick.bench.result import Result, median, ratio
 from tallystick.errors import require
 from tallystick.providers.http import Http, Reply
-from tallystick.providers.simulator.process import RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Settings
+from tallystick.simulator.process import RunningSimulator, start
 
 BUYERS: Final = 256
 _SKU: Final = "flash-sale"

@@ -18,10 +18,10 @@ from starlette.types import ASGIApp
 from tallystick import app
 from tallystick.bench import ground
 from tallystick.bench.checkout_shop import Shop, shop
-from tallystick.core.provider import Charge, Done, Forged, Sending
-from tallystick.core.secret import Secret
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Charge, Done, Forged, Sending
+from tallystick.secret import Secret
 from tallystick.settings import LIMITS
 
 
@@ -83,8 +83,8 @@ class _Front:
         )
         now = datetime.now(UTC)
         until = timedelta(seconds=LIMITS.send_seconds)
-        leave = Sending(first_sent_at=now, not_after=now + until, sendable_until=steady() + LIMITS.send_seconds)
-        answer = await self._provider.charge(charge, leave)
+        permit = Sending(first_sent_at=now, not_after=now + until, sendable_until=steady() + LIMITS.send_seconds)
+        answer = await self._provider.charge(charge, permit)
         if not isinstance(answer, Done):
             return _json({"code": "payment_pending"}, 202)
         await self._shop.charged(wanted, answer.id)

@@ -13,14 +13,14 @@ from typing import Literal
 import uvloop
 
 from tallystick import app
+from tallystick.access import store as tenants
 from tallystick.bench import checkout_plain, ground
 from tallystick.bench.checkout_lean import lean
 from tallystick.bench.checkout_shop import make
-from tallystick.core.secret import Secret
+from tallystick.http.api import build
+from tallystick.http.server import serve
+from tallystick.secret import Secret
 from tallystick.settings import Settings
-from tallystick.store import tenant as tenants
-from tallystick.web.api import build
-from tallystick.web.server import serve
 from tallystick.workers.crew import crew, working
 
 Side = Literal["ours", "plain", "lean"]

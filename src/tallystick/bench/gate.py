@@ -21,18 +21,18 @@ from typing import Final
 import asyncpg
 import msgspec
 
+from tallystick.access import store as tenants
 from tallystick.bench import gate_baseline, ground
 from tallystick.bench.http import Client, Requests, post, service
 from tallystick.bench.result import Result, median, ratio
-from tallystick.core.order import OrderReserved
-from tallystick.core.outcome import Rejected
+from tallystick.checkout.order.flow import Orders
+from tallystick.checkout.order.rules import OrderReserved
+from tallystick.checkout.order.store import SkuView
+from tallystick.database import pool as postgres
+from tallystick.database.pool import Database
 from tallystick.errors import require
-from tallystick.flows.order import Orders
+from tallystick.ledger.outcome import Rejected
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store.database import Database
-from tallystick.store.order import SkuView
 
 ATTEMPTS: Final = 100_000
 # One in so many is served.

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tallystick import queries
-from tallystick.core.order import OrderReserved
-from tallystick.web.server import serve
+from tallystick.checkout.order.rules import OrderReserved
+from tallystick.http.server import serve
 
 SQL: Final = queries.load(__package__, "gate.sql")
 CONNECTIONS: Final = 16

@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 
 from tallystick import app
+from tallystick.database.migrate import migrate
+from tallystick.database.verify import verify
 from tallystick.settings import Settings
-from tallystick.store.migrate import migrate
-from tallystick.store.verify import verify
 
 # Signs what the benches' own simulators send.
 WEBHOOK_SECRET = "whsec_bench"  # noqa: S105 - made up, and believed by nothing else

@@ -13,8 +13,8 @@ import asyncpg
 from tallystick.bench import ground
 from tallystick.bench.ledger import ACCOUNTS, grouped
 from tallystick.bench.result import Result, median, ratio
+from tallystick.database import copying
 from tallystick.settings import Settings
-from tallystick.store import copying
 
 _CHUNK = 20_000
 _AUTHOR = b"billing/tsk_AbCd1234"

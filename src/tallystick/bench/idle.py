@@ -9,17 +9,17 @@ import time
 import asyncpg
 from asyncpg.pgproto.pgproto import UUID
 
+from tallystick.access import store as tenants
 from tallystick.bench import ground
 from tallystick.bench.result import Result, median, ratio
-from tallystick.core.idempotency import Tenant
-from tallystick.core.keys import operation_id
-from tallystick.core.operation import Kinds, Transfer
-from tallystick.engine.engine import Engine
+from tallystick.database import pool as postgres
 from tallystick.errors import require
+from tallystick.keys.derived import operation_id
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.flow import Engine
+from tallystick.ledger.kinds import Kinds, Transfer
+from tallystick.ledger.store import PostgresLedger
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store.operation import PostgresLedger
 
 _ACCOUNTS = 1_000
 

@@ -11,20 +11,20 @@ import resource
 import time
 from collections.abc import Awaitable, Callable
 
+from tallystick.access import store as tenants
 from tallystick.bench import ground
 from tallystick.bench.result import Result, median, ratio
-from tallystick.core.idempotency import Fault, Tenant
-from tallystick.core.operation import Kinds, Operation, Transfer
-from tallystick.core.outcome import Committed, Duplicate, Outcome
-from tallystick.engine.batch import LedgerWork
-from tallystick.engine.engine import Engine
-from tallystick.engine.group_commit import SetAside
-from tallystick.engine.port import Contended
+from tallystick.commit.group import SetAside
+from tallystick.commit.port import Contended
+from tallystick.database import pool as postgres
 from tallystick.errors import require
+from tallystick.ledger.batch import LedgerWork
+from tallystick.ledger.claims import Fault, Tenant
+from tallystick.ledger.flow import Engine
+from tallystick.ledger.kinds import Kinds, Operation, Transfer
+from tallystick.ledger.outcome import Committed, Duplicate, Outcome
+from tallystick.ledger.store import PostgresLedger
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store.operation import PostgresLedger
 
 Submit = Callable[[Operation, str], Awaitable[Outcome]]
 

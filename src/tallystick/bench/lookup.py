@@ -13,14 +13,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tallystick.bench.result import Result, median, ratio
-from tallystick.core.keys import digest
-from tallystick.core.provider import Absent, Charge, Done, Found, Looked, Sending, Undecided
-from tallystick.core.secret import Secret
 from tallystick.errors import require
-from tallystick.providers.simulator.process import start
+from tallystick.keys.derived import digest
 from tallystick.providers.steady import steady
-from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
 from tallystick.providers.stripe.facts import FACTS
+from tallystick.providers.words import Absent, Charge, Done, Found, Looked, Sending, Undecided
+from tallystick.secret import Secret
+from tallystick.simulator.process import start
 
 CHARGES = 10_000
 _AT_ONCE = 64
@@ -122,8 +123,8 @@ async def _fill(stripe: Stripe, charges: int) -> None:
     async def lane() -> None:
         for number in numbers:
             now = datetime.now(UTC)
-            leave = Sending(first_sent_at=now, not_after=now + timedelta(seconds=30), sendable_until=steady() + 30.0)
-            answer = await stripe.charge(_charge(number), leave)
+            permit = Sending(first_sent_at=now, not_after=now + timedelta(seconds=30), sendable_until=steady() + 30.0)
+            answer = await stripe.charge(_charge(number), permit)
             require(isinstance(answer, Done), f"the charge gave {answer!r}")
 
     await asyncio.gather(*(lane() for _ in range(_AT_ONCE)))

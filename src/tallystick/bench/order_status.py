@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 
 from tallystick import app
-from tallystick.core.order import OrderReserved
+from tallystick.access import store as tenant
+from tallystick.checkout.order.rules import OrderReserved
+from tallystick.checkout.order.store import Reserved
 from tallystick.errors import require
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import tenant
-from tallystick.store.order import Reserved
 
 # Questions a second, of either sort.
 _RATE: Final = 50.0

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from tallystick.bench.result import Result, median, ratio
-from tallystick.core.keys import digest
-from tallystick.core.provider import Done, Sending, Transfer
-from tallystick.core.secret import Secret
 from tallystick.errors import require
+from tallystick.keys.derived import digest
 from tallystick.providers.http import Http, Reply
-from tallystick.providers.simulator.process import start
 from tallystick.providers.steady import steady
-from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
 from tallystick.providers.stripe.webhook import verify
+from tallystick.providers.words import Done, Sending, Transfer
+from tallystick.secret import Secret
+from tallystick.simulator.process import start
 
 _AT_ONCE = 50
 _IN_FLIGHT = 200

@@ -24,9 +24,9 @@ from tallystick.bench import cpu, ground, saga_ground
 from tallystick.bench.result import Result, median, ratio
 from tallystick.bench.saga_ground import BASELINE_CONNECTIONS, Shop, Till, charge, opened, sweep, tell
 from tallystick.errors import require
-from tallystick.flows.events import Processed
-from tallystick.providers.simulator.process import start
 from tallystick.settings import LIMITS, Settings
+from tallystick.simulator.process import start
+from tallystick.webhooks.flow import Processed
 
 # Events for each second asked for: about what is worked off in it on two cores.
 _PAID_PER_SECOND: Final = 8_000

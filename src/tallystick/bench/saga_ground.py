@@ -15,25 +15,25 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
+from tallystick.access import store as tenants
 from tallystick.bench.settlement_ground import CountingDatabase
 from tallystick.bench.settlement_provider import Instant
-from tallystick.core.idempotency import Tenant
-from tallystick.core.order import OrderReserved
-from tallystick.core.payment import Paying
-from tallystick.core.provider import Answer, Charge, Done, Event, Exchange, Movement, Sending
+from tallystick.checkout.order.flow import Orders
+from tallystick.checkout.order.rules import OrderReserved
+from tallystick.checkout.order.store import OrderView, Reserved, SkuView
+from tallystick.checkout.payment.flow import Payments
+from tallystick.checkout.payment.rules import Paying
+from tallystick.checkout.refund.flow import Refunds
+from tallystick.checkout.saga.flow import Saga
+from tallystick.database import pool as postgres
 from tallystick.errors import require
-from tallystick.flows.events import Events
-from tallystick.flows.order import Orders
-from tallystick.flows.payment import Payments
-from tallystick.flows.refund import Refunds
-from tallystick.flows.saga import Saga
-from tallystick.flows.sending import Sender
+from tallystick.ledger.claims import Tenant
+from tallystick.movement.flow import Sender
 from tallystick.providers.port import Provider
+from tallystick.providers.words import Answer, Charge, Done, Event, Exchange, Movement, Sending
 from tallystick.settings import LIMITS
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store import webhook
-from tallystick.store.order import OrderView, Reserved, SkuView
+from tallystick.webhooks import inbox
+from tallystick.webhooks.flow import Events
 
 SQL: Final = queries.load(__package__, "saga.sql")
 
@@ -175,7 +175,7 @@ async def tell(shop: Shop, bought: Sequence[tuple[OrderView, str]]) -> None:
     for start in range(0, len(bought), LIMITS.batch):
         part = tuple(_event(shop.name, order, payment) for order, payment in bought[start : start + LIMITS.batch])
         async with shop.database.writing() as connection:
-            (fresh,) = await webhook.append(connection, [Told(shop.name, part)])
+            (fresh,) = await inbox.append(connection, [Told(shop.name, part)])
         require(fresh == len(part), "an event of the bench was there before")
     await vacuum(shop)
 

@@ -12,10 +12,10 @@ import sys
 import uvloop
 
 from tallystick import app
+from tallystick.access import store as tenants
+from tallystick.http.api import build
+from tallystick.http.server import serve
 from tallystick.settings import LIMITS, Settings
-from tallystick.store import tenant as tenants
-from tallystick.web.api import build
-from tallystick.web.server import serve
 
 _PATIENCE_SECONDS = 60.0
 

@@ -34,9 +34,9 @@ from tallystick.bench.settlement_provider import NAME, Instant
 from tallystick.errors import require
 from tallystick.providers.http import Http, Reply
 from tallystick.providers.port import Provider
-from tallystick.providers.simulator.process import start
 from tallystick.providers.steady import steady
 from tallystick.settings import LIMITS, Settings
+from tallystick.simulator.process import start
 
 # A million rows at a tenth of the speed we promise.
 _MEMORY_SECONDS: Final = 3600.0

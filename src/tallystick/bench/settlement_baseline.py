@@ -12,17 +12,17 @@ import time
 from uuid import uuid4
 
 from tallystick.bench.settlement_ground import BASELINE_CONNECTIONS, PATIENCE, Ground
-from tallystick.core.provider import Sending
-from tallystick.core.settlement import NOTHING_SENT, Transferred, after_answer
-from tallystick.engine.port import Contended
+from tallystick.commit.port import Contended
 from tallystick.errors import require
-from tallystick.flows import sending
+from tallystick.movement import flow as sending
+from tallystick.movement import store as intents
+from tallystick.movement.steps import NOTHING_SENT, Happened, after_answer
+from tallystick.movement.store import Answered, Asking, Attempt
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Sending
 from tallystick.settings import LIMITS
-from tallystick.store import intent as intents
-from tallystick.store import settling
-from tallystick.store.intent import Answered, Asking, Attempt
-from tallystick.store.settling import Claimed, Result
+from tallystick.settlement.tick import store as settling
+from tallystick.settlement.tick.store import ClaimedSettlement, SettlementResult
 
 
 async def one_by_one(ground: Ground, *, seconds: float) -> tuple[int, float]:
@@ -54,18 +54,18 @@ class _Worker:
                 return
             row, attempt = claimed
             self._after = row.number
-            leave = Sending(
+            permit = Sending(
                 first_sent_at=attempt.first_sent_at,
                 not_after=attempt.not_after,
                 sendable_until=began + LIMITS.send_seconds,
             )
-            answer = await sending.call(self._adapter, row.instruction, leave)
+            answer = await sending.call(self._adapter, row.instruction, permit)
             verdict = after_answer(NOTHING_SENT, answer, tries=row.tries, now=row.now, patience=PATIENCE)
-            require(isinstance(verdict, Transferred), f"a settlement of the bench was not paid: {answer}")
-            await self._record(Result(claimed=row, verdict=verdict, answered=Answered(attempt, answer)))
+            require(isinstance(verdict, Happened), f"a settlement of the bench was not paid: {answer}")
+            await self._record(SettlementResult(claimed=row, verdict=verdict, answered=Answered(attempt, answer)))
             self.paid += 1
 
-    async def _claim(self) -> tuple[Claimed, Attempt] | None:
+    async def _claim(self) -> tuple[ClaimedSettlement, Attempt] | None:
         token = uuid4()
         async with self._database.writing() as connection:
             rows = await settling.claim(
@@ -86,7 +86,7 @@ class _Worker:
             raise TypeError(message)
         return rows[0], attempt
 
-    async def _record(self, result: Result) -> None:
+    async def _record(self, result: SettlementResult) -> None:
         while True:
             try:
                 async with self._database.writing() as connection:
@@ -96,7 +96,7 @@ class _Worker:
             require(is_recorded, "a claim of the bench was lost")
             return
 
-    def _asking(self, row: Claimed) -> Asking:
+    def _asking(self, row: ClaimedSettlement) -> Asking:
         return Asking(
             tenant=row.tenant,
             provider=row.provider,
@@ -104,7 +104,7 @@ class _Worker:
             instruction=row.instruction,
             account=self._adapter.account,
             token=uuid4(),
-            leave_seconds=LIMITS.send_seconds,
+            permit_seconds=LIMITS.send_seconds,
             since=row.created_at,
             remembered=self._adapter.facts.remembered,
             settles_in=self._adapter.facts.settles_in,

@@ -12,10 +12,10 @@ from tallystick import queries
 from tallystick.bench.result import median
 from tallystick.bench.settlement_ground import SQL
 from tallystick.bench.settlement_provider import NAME
+from tallystick.database import pool as postgres
+from tallystick.database.pool import Database
 from tallystick.settings import LIMITS
-from tallystick.store import database as postgres
-from tallystick.store import settling
-from tallystick.store.database import Database
+from tallystick.settlement.tick import store as settling
 
 Status = Literal["transferred", "pending"]
 
@@ -26,7 +26,7 @@ _LOADED_AT_ONCE: Final = 500_000
 _LOADING_SECONDS: Final = 3600.0
 _STUCK_AFTER: Final = timedelta(seconds=300)
 # The statement that pass 1 runs, as it is.
-_CLAIM: Final = queries.load("tallystick.store", "settling.sql")["claim"]
+_CLAIM: Final = queries.load("tallystick.settlement.tick", "store.sql")["claim"]
 
 
 class Claims(msgspec.Struct, frozen=True):

@@ -9,20 +9,20 @@ from typing import Any, Final, cast
 import msgspec
 
 from tallystick import queries
-from tallystick.core.idempotency import Tenant
-from tallystick.core.settlement import Patience
-from tallystick.core.settlement_ledger import SettlementCreated, clearing
+from tallystick.access import store as tenants
+from tallystick.database import pool as postgres
+from tallystick.database.pool import Connection, Database
 from tallystick.errors import TallystickError, require
-from tallystick.flows.sending import Sender
-from tallystick.flows.settlement import Settlements
-from tallystick.flows.settling import Settler
+from tallystick.ledger.account import store as account
+from tallystick.ledger.claims import Tenant
+from tallystick.movement.flow import Sender
+from tallystick.movement.steps import Patience
 from tallystick.providers.port import Provider
 from tallystick.settings import LIMITS
-from tallystick.store import account
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store.database import Connection, Database
-from tallystick.store.settlement import Made
+from tallystick.settlement.flow import Settlements
+from tallystick.settlement.postings import SettlementCreated, clearing
+from tallystick.settlement.store import Made
+from tallystick.settlement.tick.flow import Settler
 
 SQL: Final = queries.load(__package__, "settlement.sql")
 

@@ -9,8 +9,11 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import (
+from tallystick.money.currencies import Purpose
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.port import Headers
+from tallystick.providers.stripe.facts import FACTS
+from tallystick.providers.words import (
     Absent,
     Answer,
     Charge,
@@ -30,9 +33,6 @@ from tallystick.core.provider import (
     Transfer,
     Unknown,
 )
-from tallystick.providers.breaker import Breaker
-from tallystick.providers.port import Headers
-from tallystick.providers.stripe.facts import FACTS
 
 NAME: Final = "instant"
 _REQUESTS_PER_SECOND: Final = 1e9

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 
 from tallystick import app, queries
 from tallystick.bench import ground
-from tallystick.core.provider import Forged
-from tallystick.core.secret import Secret
+from tallystick.providers.words import Forged
+from tallystick.secret import Secret
 
 CONNECTIONS: Final = 16
 FRAMEWORK: Final = "FastAPI" if find_spec("fastapi") is not None else "Starlette"

@@ -17,10 +17,10 @@ from tallystick.bench import ground
 from tallystick.bench.processor import own_seconds
 from tallystick.bench.settlement_memory import megabytes
 from tallystick.bench.webhooks_baseline import baseline
-from tallystick.core.secret import Secret
+from tallystick.http.api import build
+from tallystick.http.server import serve
+from tallystick.secret import Secret
 from tallystick.settings import Settings
-from tallystick.web.api import build
-from tallystick.web.server import serve
 
 
 class Used(msgspec.Struct, frozen=True):

@@ -8,11 +8,11 @@ import msgspec
 from tallystick import settings as configuration
 from tallystick.cli.opened import opened
 from tallystick.cli.running import run
+from tallystick.database.explain.flow import Explanation, Known
+from tallystick.database.explain.flow import explain as find
+from tallystick.database.explain.lead import SEARCHED, other_tenants
+from tallystick.database.explain.operator import everything
 from tallystick.errors import Misconfigured
-from tallystick.store.explain import Explanation, Known
-from tallystick.store.explain import explain as find
-from tallystick.store.explain_lead import SEARCHED, other_tenants
-from tallystick.store.explain_operator import everything
 
 
 @click.command()

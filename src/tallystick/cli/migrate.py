@@ -6,8 +6,8 @@ from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
-from tallystick.store.migrate import migrations
-from tallystick.store.roles import Granted
+from tallystick.database.migrate import migrations
+from tallystick.database.roles import Granted
 
 
 @click.command()

@@ -11,10 +11,10 @@ import msgspec
 from tallystick import settings as configuration
 from tallystick.cli.opened import opened
 from tallystick.cli.running import run
+from tallystick.database import feed
+from tallystick.database.feed import Cursor, FollowedRow, Follower
 from tallystick.errors import Misconfigured
 from tallystick.settings import LIMITS
-from tallystick.store import feed
-from tallystick.store.feed import Cursor, Follower, Told
 
 _BAD_NEWS: Final = 1
 # Far ahead of any number that a server has given: the types' own bounds.
@@ -128,7 +128,7 @@ def forget(*, name: str) -> None:
         raise SystemExit(_BAD_NEWS)
 
 
-async def _read(name: str, limit: int) -> list[Told]:
+async def _read(name: str, limit: int) -> list[FollowedRow]:
     async with opened(configuration.load()) as service:
         return await feed.unread(service.database, name, most=limit)
 

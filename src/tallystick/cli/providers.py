@@ -12,22 +12,17 @@ from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
-from tallystick.core.provider import PROVIDERS, Facts, Reachability
+from tallystick.database import pool as postgres
+from tallystick.database.embedded import server as embedded
+from tallystick.database.migrate import require_current
 from tallystick.errors import SchemaMismatch
-from tallystick.providers.adyen.facts import FACTS as ADYEN
-from tallystick.providers.square.facts import FACTS as SQUARE
-from tallystick.providers.stripe.facts import FACTS as STRIPE
-from tallystick.providers.wise.facts import FACTS as WISE
+from tallystick.movement import store as intent
+from tallystick.movement.store import BreakerView
+from tallystick.providers.known import KNOWN
+from tallystick.providers.words import Facts, Reachability
 from tallystick.settings import Settings
-from tallystick.store import database as postgres
-from tallystick.store import embedded, intent
-from tallystick.store.intent import BreakerView
-from tallystick.store.migrate import require_current
 
-_FACTS: Mapping[str, Facts] = {
-    "simulator": STRIPE,
-    **dict(zip(PROVIDERS, (STRIPE, ADYEN, SQUARE, WISE), strict=True)),
-}
+_FACTS: Mapping[str, Facts] = {"simulator": KNOWN["stripe"].facts, **{name: one.facts for name, one in KNOWN.items()}}
 
 
 @click.command()

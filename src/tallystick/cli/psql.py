@@ -12,9 +12,9 @@ from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
+from tallystick.database.embedded import place as embedded_place
 from tallystick.errors import Misconfigured
-from tallystick.store import embedded_place
-from tallystick.store.mysql.address import is_address as is_mysql
+from tallystick.ledger.mysql.address import is_address as is_mysql
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -8,8 +8,8 @@ import msgspec
 from tallystick import settings as configuration
 from tallystick.cli.opened import opened
 from tallystick.cli.running import run
-from tallystick.store import retention
-from tallystick.store.retention import Trimmed
+from tallystick.database import retention
+from tallystick.database.retention import Trimmed
 
 
 @click.command()

@@ -18,17 +18,17 @@ import click
 
 from tallystick import app
 from tallystick import settings as configuration
+from tallystick.access import store as tenants
 from tallystick.cli.running import run
 from tallystick.cli.simulator import kept_secret, simulator_folder, simulator_webhook_secret
+from tallystick.database.pool import Database
 from tallystick.errors import Misconfigured, NoSimulator
+from tallystick.http.api import build
+from tallystick.http.server import serve as listen
 from tallystick.providers.http import Http, Reply, is_loopback
-from tallystick.providers.simulator.process import NotStarted, RunningSimulator, start
 from tallystick.providers.steady import steady
 from tallystick.settings import Settings
-from tallystick.store import tenant as tenants
-from tallystick.store.database import Database
-from tallystick.web.api import build
-from tallystick.web.server import serve as listen
+from tallystick.simulator.process import NotStarted, RunningSimulator, start
 from tallystick.workers.crew import crew, working
 
 # Under load most objects live for one batch; collecting every 700 of them costs a tenth of the throughput.

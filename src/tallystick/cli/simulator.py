@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from tallystick import settings as configuration
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.simulator.plan import PlanFault
-from tallystick.providers.simulator.running import BooksInUse, endpoint, own_port, run
+from tallystick.secret import Secret
 from tallystick.settings import Settings
+from tallystick.simulator.plan import PlanFault
+from tallystick.simulator.running import BooksInUse, endpoint, own_port, run
 
 
 @click.command()

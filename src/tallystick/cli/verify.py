@@ -9,9 +9,9 @@ from tallystick import app
 from tallystick import settings as configuration
 from tallystick.cli.opened import say_which
 from tallystick.cli.running import run
-from tallystick.store.migrate import require_current
-from tallystick.store.verify import Verdict
-from tallystick.store.verify import verify as check
+from tallystick.database.migrate import require_current
+from tallystick.database.verify import Verdict
+from tallystick.database.verify import verify as check
 
 
 @click.command()

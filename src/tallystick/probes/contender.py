@@ -12,7 +12,7 @@ import msgspec
 
 # Where a tick can be held.
 #   before_send    after its claim is committed, before the provider's adapter is called
-#   before_write   when there is a connection, just before the leave to send is checked
+#   before_write   when there is a connection, just before the permit to send is checked
 #   mid_write      between that check and the write: the one pause no check can see
 #   after_answer   the provider has moved the money and said so; nothing of it is recorded
 #   looked_up      a recovery has asked the provider's books, and not yet acted on what they say
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a worker is, in seconds: leave to send, takeover, what may be in flight, one answer."""
+    """How patient a worker is, in seconds: permit to send, takeover, what may be in flight, one answer."""
 
     send: float = 10.0
     stuck_after: float = 300.0

@@ -14,11 +14,15 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
-from tallystick.core.idempotency import Tenant
-from tallystick.core.outcome import Rejected, transaction_name
-from tallystick.core.settlement import Transferred, settlement_id
-from tallystick.core.settlement_terms import Policy
+from tallystick.access.store import ROLES
+from tallystick.authority import approvals
+from tallystick.database.explain.flow import explain
 from tallystick.errors import require
+from tallystick.keys.names import settlement_id
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import Rejected, transaction_name
+from tallystick.movement import store as intent
+from tallystick.movement.steps import Happened
 from tallystick.probes import shop as shops
 from tallystick.probes.ground import Books, Ground, broken_invariants, connected, open_clearing
 from tallystick.probes.naive import SQL as NAIVE_SQL
@@ -26,10 +30,10 @@ from tallystick.probes.naive import Naive
 from tallystick.probes.report import Outcome, Tried
 from tallystick.probes.shop import Answer, Shop
 from tallystick.probes.trying import judged
-from tallystick.store import intent, settlement, settlement_review, settling
-from tallystick.store.explain import explain
-from tallystick.store.settlement import put_policy
-from tallystick.store.tenant import ROLES
+from tallystick.settlement import store as settlement
+from tallystick.settlement.store import put_policy
+from tallystick.settlement.terms import Policy
+from tallystick.settlement.tick import store as settling
 
 _SQL = queries.load(__package__, "cross_tenant_leak.sql")
 
@@ -49,7 +53,7 @@ class _Victim(msgspec.Struct, frozen=True, kw_only=True):
     transactions: Sequence[str]
     transfer: str
     approval: str
-    claimed: settling.Claimed
+    claimed: settling.ClaimedSettlement
 
 
 class _Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,8 +196,8 @@ async def _explain(scene: _Scene) -> list[str]:
     seen += [await intent.read(database, scene.intruder, bytes.fromhex(key)) for key in victim.provider_keys]
     seen += [
         await settlement.find_by_transfer(database, scene.intruder, victim.transfer),
-        await settlement_review.read_approval(database, scene.intruder, victim.approval),
-        await settlement_review.list_approvals(database, scene.intruder, most=100),
+        await approvals.read_approval(database, scene.intruder, victim.approval),
+        await approvals.list_approvals(database, scene.intruder, most=100),
     ]
     return [repr(one)[:300] for one in seen if one and not isinstance(one, Rejected)]
 
@@ -201,7 +205,7 @@ async def _explain(scene: _Scene) -> list[str]:
 async def _claim(scene: _Scene) -> list[object]:
     """Record a result under a claim that has the victim's numbers and the intruder's name in it."""
     forged = msgspec.structs.replace(scene.victim.claimed, tenant=scene.intruder)
-    result = settling.Result(claimed=forged, verdict=Transferred(transfer_id="tr_stolen"))
+    result = settling.SettlementResult(claimed=forged, verdict=Happened(transfer_id="tr_stolen"))
     async with scene.shop.service.database.writing() as connection:
         (is_recorded,) = await settling.record(connection, [result], by="intruder")
     return ["the result was recorded"] if is_recorded else []

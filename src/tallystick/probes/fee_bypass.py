@@ -15,11 +15,9 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
-from tallystick.core.idempotency import Tenant
-from tallystick.core.outcome import transaction_name
-from tallystick.core.settlement_ledger import SettlementCreated, fees
-from tallystick.core.settlement_terms import Policy, first_key, identity
 from tallystick.errors import require
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import transaction_name
 from tallystick.probes import shop as shops
 from tallystick.probes.ground import Books, Ground, connected
 from tallystick.probes.naive import SQL as NAIVE_SQL
@@ -27,7 +25,9 @@ from tallystick.probes.naive import Naive
 from tallystick.probes.report import Outcome, Tried
 from tallystick.probes.shop import Shop
 from tallystick.probes.trying import judged
-from tallystick.store.settlement import put_policy
+from tallystick.settlement.postings import SettlementCreated, fees
+from tallystick.settlement.store import put_policy
+from tallystick.settlement.terms import Policy, first_key, identity
 
 _SQL = queries.load(__package__, "fee_bypass.sql")
 

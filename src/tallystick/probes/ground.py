@@ -20,14 +20,15 @@ from typing import Any, Final, cast
 
 import asyncpg
 
-from tallystick.core.idempotency import Tenant
-from tallystick.core.settlement_ledger import clearing
+from tallystick.database.embedded import server as embedded
+from tallystick.database.migrate import migrate
+from tallystick.database.pool import Database
+from tallystick.database.verify import verify
 from tallystick.errors import NoSimulator
-from tallystick.providers.simulator import process
-from tallystick.store import account, embedded
-from tallystick.store.database import Database
-from tallystick.store.migrate import migrate
-from tallystick.store.verify import verify
+from tallystick.ledger.account import store as account
+from tallystick.ledger.claims import Tenant
+from tallystick.settlement.postings import clearing
+from tallystick.simulator import process
 
 _CONTROL_SECONDS: Final = 30.0
 _CURRENCY: Final = "EUR"

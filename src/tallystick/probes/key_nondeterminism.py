@@ -18,8 +18,8 @@ from uuid import uuid4
 import msgspec
 
 from tallystick import queries
-from tallystick.core.keys import digest, hex64, settlement_key, square45, uuid_form
-from tallystick.core.outcome import Rejected
+from tallystick.keys.derived import digest, hex64, settlement_key, square45, uuid_form
+from tallystick.ledger.outcome import Rejected
 from tallystick.probes.contender import account
 from tallystick.probes.ground import Books, Ground, connected
 from tallystick.probes.naive import Naive, concatenated
@@ -119,7 +119,7 @@ host = sys.argv[1]
 if host:
     socket.gethostname = platform.node = lambda: host
     os.uname = lambda: os.uname_result(("Other", host, "0", "0", "other"))
-from tallystick.core.keys import settlement_key
+from tallystick.keys.derived import settlement_key
 payouts = json.loads(sys.stdin.buffer.read())
 json.dump([[settlement_key(**p).hex() for p in payouts], [uuid.uuid4().hex for p in payouts]], sys.stdout)
 """

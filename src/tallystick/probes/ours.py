@@ -10,22 +10,22 @@ import asyncpg
 import msgspec
 
 from tallystick import app, queries
-from tallystick.core.idempotency import Tenant
-from tallystick.core.outcome import Rejected
-from tallystick.core.provider import Answer, Instruction, Looked, Sending, Transfer
-from tallystick.core.settlement import Patience
-from tallystick.core.settlement_ledger import SettlementCreated
+from tallystick.access import store as tenants
+from tallystick.database import pool as postgres
 from tallystick.errors import require
-from tallystick.flows.sending import Sender
-from tallystick.flows.settlement import Settlements
-from tallystick.flows.settling import Settler, Ticked
+from tallystick.ledger.claims import Tenant
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.flow import Sender
+from tallystick.movement.steps import Patience
 from tallystick.probes.contender import GoOn, Hold, Pace, account
 from tallystick.probes.ground import connected, open_clearing
 from tallystick.providers.port import Provider
+from tallystick.providers.words import Answer, Instruction, Looked, Sending, Transfer
 from tallystick.settings import LIMITS
-from tallystick.store import database as postgres
-from tallystick.store import tenant as tenants
-from tallystick.store.settlement import Made
+from tallystick.settlement.flow import Settlements
+from tallystick.settlement.postings import SettlementCreated
+from tallystick.settlement.store import Made
+from tallystick.settlement.tick.flow import Settler, Ticked
 
 PROVIDER: Final = "simulator"
 GROSS_MICROS: Final = 12_340_000

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from tallystick import app
+from tallystick.access import store as tenants
 from tallystick.app import Service
-from tallystick.core.idempotency import Tenant
+from tallystick.http import api
+from tallystick.ledger.claims import Tenant
 from tallystick.probes.ground import open_clearing
 from tallystick.settings import Settings
-from tallystick.store import tenant as tenants
-from tallystick.web import api
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@
     second                        recovery claims, asks, sends, records: done, or still at work by then
 
 The attacker wins when the provider's books show two transfers; when a worker that lost its claim still sends, though
-its leave to send has run out; when it changes anything its successor wrote; or when what it heard is thrown away.
+its permit to send has run out; when it changes anything its successor wrote; or when what it heard is thrown away.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _SQL = queries.load(__package__, "probes.sql")
 
 # Real seconds: the stopped process's own clock cannot be moved, so the race is run with a short lease instead.
 _PACE: Final = Pace(send=2.0, stuck_after=2.0, in_flight=0.2, answer=10.0)
-# Until the original's leave, and whatever it could still have in flight, is over.
+# Until the original's permit, and whatever it could still have in flight, is over.
 _PAST_LEASE_SECONDS: Final = 2.5
 
 
@@ -146,7 +146,7 @@ async def _let_go(staged: _Staged | BaseException) -> Outcome:
     if (paid := (await books.transfers())[account(staged.name)]) != 1:
         faults.append(f"the provider's books show {paid} transfers")
     if late_calls > (point == "mid_write"):
-        faults.append(f"{late_calls} sends by workers whose leave had run out")
+        faults.append(f"{late_calls} sends by workers whose permit had run out")
     if before != after:
         faults.append(f"what the successor wrote was changed: {before} to {after}")
     if contender.kind == "ours":

@@ -39,7 +39,7 @@ def _watch_the_wire(stop: _StopHere) -> None:
     ask = http._Connection.ask  # noqa: SLF001 - a pause is forced from the inside
     is_asking = False
 
-    async def watched_ask(*arguments: Any, **named: Any) -> http.Result:  # noqa: ANN401 - passed on
+    async def watched_ask(*arguments: Any, **named: Any) -> http.HttpResult:  # noqa: ANN401 - passed on
         nonlocal is_asking
         stop.pass_by("before_write")
         is_asking = True

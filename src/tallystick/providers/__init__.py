@@ -1,1 +1,1 @@
-"""Providers: one port, its adapters (Stripe, Adyen, Square, Wise), and a hostile simulator of all four."""
+"""Providers: one port, and its adapters: Stripe, Adyen, Square, Wise."""

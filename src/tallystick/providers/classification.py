@@ -3,7 +3,7 @@
 First match wins; what no row matches is Unknown. So a row is a promise: `refused` and `busy` claim to know that
 nothing moved, and must have a source that says so. A row without a code (`says_refused`) claims less: that the provider
 means to refuse with this status and type. It counts only where the body is whole, an error of the provider's own, and
-even then it is for the flows to believe (`core.settlement.believed`).
+even then it is for the flows to believe (`movement.steps.believed`).
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.http import Reply
 from tallystick.providers.line import retry_after_seconds
+from tallystick.providers.words import Busy, Exchange, Refused, Unknown
 
-Verdict = Literal[
+ErrorClass = Literal[
     "refused",  # final, nothing moved
     "says_refused",  # a refusal by its status and type alone: final only where nothing was sent before
     "busy",  # did not run: later, same key
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     code: str | None = None
     header: tuple[str, str] | None = None
-    verdict: Verdict
+    verdict: ErrorClass
     source: str
 
 

@@ -1,7 +1,7 @@
 """The gate: how many calls, and how many at once, a provider gets from this process.
 
 A token bucket whose rate follows the provider: halved when it says 429, raised again step by step while it does
-not. And a bound on calls in flight. Waiting is bounded by the caller's leave to send.
+not. And a bound on calls in flight. Waiting is bounded by the caller's permit to send.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Bucket:
 
 
 class TooLong(Exception):
-    """The turn would come after the leave to send has run out. Nothing was sent."""
+    """The turn would come after the permit to send has run out. Nothing was sent."""
 
     def __init__(self, wait_seconds: float) -> None:
         """How long it would have been."""

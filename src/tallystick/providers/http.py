@@ -4,7 +4,7 @@
     NotSent      not one byte of the request was written: it cannot have run
     Unanswered   bytes were written and no whole answer came: it may have run
 
-The leave to send is checked in the same breath as the write, on the steady clock: between the two there is no
+The permit to send is checked in the same breath as the write, on the steady clock: between the two there is no
 await. Nothing is retried, no redirect is followed, no answer is believed that has no length.
 
 Written by hand because general clients hide that line (a pool may resend on a fresh connection) and cost 3 to 10
@@ -52,7 +52,7 @@ class NotSent(msgspec.Struct, frozen=True):
     """Not one byte of the request was written."""
 
     reason: str
-    # The leave to send ran out before there was a connection: nobody is to blame but the clock.
+    # The permit to send ran out before there was a connection: nobody is to blame but the clock.
     expired: bool = False
 
 
@@ -62,7 +62,7 @@ class Unanswered(msgspec.Struct, frozen=True):
     reason: str
 
 
-Result = Reply | NotSent | Unanswered
+HttpResult = Reply | NotSent | Unanswered
 
 
 class _Connection(asyncio.Protocol):
@@ -70,7 +70,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Result] | None = None
+        self._answer: asyncio.Future[HttpResult] | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -106,7 +106,7 @@ class _Connection(asyncio.Protocol):
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._fail("the head of the answer is too large")
 
-    async def ask(self, request: bytes, *, sendable_until: float, answer_seconds: float) -> Result:
+    async def ask(self, request: bytes, *, sendable_until: float, answer_seconds: float) -> HttpResult:
         """Write the request and wait for the whole answer."""
         transport = self._transport
         if not self.usable or transport is None or transport.is_closing():
@@ -115,10 +115,10 @@ class _Connection(asyncio.Protocol):
         self._status = self._header_count = self._head_bytes = self._body_bytes = 0
         self._headers, self._body = {}, []
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Result] = loop.create_future()
+        answer: asyncio.Future[HttpResult] = loop.create_future()
         self._answer = answer
         if steady() >= sendable_until:
-            return NotSent("the leave to send ran out", expired=True)
+            return NotSent("the permit to send ran out", expired=True)
         transport.write(request)
         timer = loop.call_later(answer_seconds, self._late, answer_seconds)
         try:
@@ -160,7 +160,7 @@ class _Connection(asyncio.Protocol):
         self.close()
         self._settle(Unanswered(reason))
 
-    def _settle(self, result: Result) -> None:
+    def _settle(self, result: HttpResult) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(result)
 
@@ -240,7 +240,7 @@ class Http:
             raise ValueError("a header or the path contains a line break or a space")
         return head.encode("latin-1") + body
 
-    async def send(self, request: bytes, *, sendable_until: float, answer_seconds: float) -> Result:
+    async def send(self, request: bytes, *, sendable_until: float, answer_seconds: float) -> HttpResult:
         """Write these bytes once. Never raises for what the network did."""
         connection = self._take_idle()
         if connection is None:
@@ -277,7 +277,7 @@ class Http:
     async def _connect(self, sendable_until: float) -> _Connection | NotSent:
         seconds = min(CONNECT_SECONDS, sendable_until - steady())
         if seconds <= 0:
-            return NotSent("the leave to send ran out", expired=True)
+            return NotSent("the permit to send ran out", expired=True)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(seconds):
@@ -289,7 +289,7 @@ class Http:
                     server_hostname=self._host if self._tls else None,
                 )
         except TimeoutError:
-            # Cut short by our own leave, it says nothing about the provider.
+            # Cut short by our own permit, it says nothing about the provider.
             return NotSent(f"no connection within {seconds:.1f} s", expired=seconds < CONNECT_SECONDS)
         except ssl.SSLCertVerificationError as error:
             return NotSent(f"the certificate of {self._host} is not trusted: {error.verify_message}")

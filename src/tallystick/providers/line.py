@@ -1,6 +1,6 @@
 """The line to one provider: connections, gate and breaker in one, and the evidence of each exchange.
 
-A send passes breaker, gate and the leave to send, in this order; a question passes the gate alone.
+A send passes breaker, gate and the permit to send, in this order; a question passes the gate alone.
 """
 
 import re
@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Busy, Exchange, Facts, Reachability, Sending
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.gate import Gate, TooLong
-from tallystick.providers.http import Http, NotSent, Reply, Result, Unanswered
+from tallystick.providers.http import Http, HttpResult, NotSent, Reply, Unanswered
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Busy, Exchange, Facts, Reachability, Sending
 
 # Enough of a body to recognise what a provider said, and little enough for a row.
 SAID_CHARACTERS: Final = 500
-# How long a question may wait for its turn. A send has its leave instead.
+# How long a question may wait for its turn. A send has its permit instead.
 QUESTION_SECONDS: Final = 30.0
 _DEFAULT_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
@@ -43,7 +43,7 @@ Headers = Sequence[tuple[str, str]]
 class Said(msgspec.Struct, frozen=True):
     """What came of a call, and its evidence."""
 
-    result: Result
+    result: HttpResult
     exchange: Exchange
 
 

@@ -1,6 +1,6 @@
 """Lists that come page by page."""
 
-from tallystick.core.provider import Exchange
+from tallystick.providers.words import Exchange
 
 
 class BrokenOff(Exception):

@@ -1,11 +1,12 @@
-"""The port: what every provider's adapter promises. The words are in `core.provider`."""
+"""The port: what every provider's adapter promises. The words are in `providers.words`."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import (
+from tallystick.money.currencies import Purpose
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.words import (
     Answer,
     Charge,
     Event,
@@ -21,7 +22,6 @@ from tallystick.core.provider import (
     Sending,
     Transfer,
 )
-from tallystick.providers.breaker import Breaker
 
 Headers = Sequence[tuple[str, str]]
 

@@ -24,8 +24,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tallystick.core.provider import Exchange
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Exchange
 
 # Up to a thousand objects: most spans are no fuller, and cutting them would only cost questions.
 FEW_PAGES: Final = 10

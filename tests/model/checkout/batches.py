@@ -1,8 +1,8 @@
-"""Event workers: around the deciders of `core.saga` they do what `store.saga` does, a batch in one transaction."""
+"""Event workers: a batch in one transaction, decided by `checkout.saga.rules`, as `checkout.saga.store` does it."""
 
 from collections.abc import Iterator
 
-from tallystick.core.saga import (
+from tallystick.checkout.saga.rules import (
     Break,
     Case,
     Complete,
@@ -14,9 +14,9 @@ from tallystick.core.saga import (
     Pay,
     Receipt,
     Review,
-    Told,
+    ToldBefore,
 )
-from tallystick.core.webhook import Compensated, Failed, Ok, Postponed
+from tallystick.webhooks.rules import Compensated, Failed, Ok, Postponed
 from tests.model.checkout.constitution import ONE_RECEIPT
 from tests.model.checkout.deciders import Rules, case_of, payment_id
 from tests.model.checkout.refunds import Refunds
@@ -82,7 +82,7 @@ class Batches:
 
 
 class _Settling:
-    """One transaction, as `store.saga._Batch`: refunds first, then charges, each with what the one before it did."""
+    """As `checkout.saga.store._Batch`, one transaction: refunds first, then charges, each after the one before."""
 
     def __init__(self, rules: Rules, world: World, state: State, places: list[int]) -> None:
         self._rules = rules
@@ -201,7 +201,7 @@ class _Settling:
         match decision:
             case Ignore() | Break():
                 pass
-            case Told(receipt):
+            case ToldBefore(receipt):
                 self._outcomes[place] = self._retold(receipt, place, fact.slot)
             case Pay(is_backordered):
                 slot = self._received(slot, "PAID", place)

@@ -10,11 +10,19 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from tallystick.core import order, payment, refund, release, saga, watermark, webhook
-from tallystick.core.intent import Begin, KnownIntent, LastAttempt, Wanted, leave
-from tallystick.core.outcome import Rejected
-from tallystick.core.payment import Hold, LoggedCharge, Payable, Resend
-from tallystick.core.provider import (
+from tallystick.checkout.order import rules as order
+from tallystick.checkout.payment import rules as payment
+from tallystick.checkout.payment.rules import Hold, LoggedCharge, Payable, Resend
+from tallystick.checkout.refund import rules as refund
+from tallystick.checkout.release import rules as release
+from tallystick.checkout.saga import rules as saga
+from tallystick.checkout.saga.rules import Case, LoggedRefund, Ours, Policy, Receipt
+from tallystick.checkout.watermark import rules as watermark
+from tallystick.checkout.watermark.rules import Mark
+from tallystick.ledger.outcome import Rejected
+from tallystick.movement.rules import Begin, KnownIntent, LastAttempt, Wanted, permit
+from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History, LookUp, Patience
+from tallystick.providers.words import (
     Absent,
     Answer,
     Busy,
@@ -28,9 +36,7 @@ from tallystick.core.provider import (
     Undecided,
     Unknown,
 )
-from tallystick.core.saga import Case, LoggedRefund, Ours, Policy, Receipt
-from tallystick.core.settlement import NOTHING_SENT, Failed, History, LookUp, Patience, Transferred
-from tallystick.core.watermark import Mark
+from tallystick.webhooks import rules as webhook
 from tests.model.checkout.shape import HORIZON, IN_FLIGHT, MARGIN, Asked, Fact, Refund, Slot, World
 
 TICK: Final = timedelta(hours=1)
@@ -54,7 +60,7 @@ class Deciders:
     after_refusal: Callable[..., Any] = refund.after_refusal
     pay: Callable[..., Any] = payment.next_step
     end: Callable[..., Any] = webhook.end
-    leave: Callable[..., Any] = leave
+    permit: Callable[..., Any] = permit
     may_be_swept: Callable[..., Any] = order.may_be_swept
     passed: Callable[..., Any] = watermark.passed
     after_cancel: Callable[..., Any] = release.after_cancel
@@ -231,7 +237,7 @@ class Rules:
             settles_in=timedelta(),
             absence=None,
         )
-        return isinstance(self.deciders.leave(known, wanted, life_began=known.first_sent_at, now=NOW), Begin)
+        return isinstance(self.deciders.permit(known, wanted, life_began=known.first_sent_at, now=NOW), Begin)
 
     # --- charges
 
@@ -381,7 +387,7 @@ def _decision(step: Any) -> Decision:
             return Decision("send")
         case LookUp():
             return Decision("look")
-        case Transferred(number):
+        case Happened(number):
             return Decision("completed", int(number))
         case Failed():
             return Decision("failed")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tallystick.core import order as orders
+from tallystick.checkout.order import rules as orders
 from tests.model.checkout.constitution import ENDED_FIRST, IN_TIME
 from tests.model.checkout.deciders import Rules
 from tests.model.checkout.refunds import Refunds

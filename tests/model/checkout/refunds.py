@@ -1,11 +1,11 @@
-"""Whoever gives money back: flights of the saga and the financial sweeper, as `flows.refund` has them.
+"""Whoever gives money back: flights of the saga and the financial sweeper, as `checkout.refund.flow` has them.
 
 One step is one transaction, one write of bytes, one question or one answer.
 """
 
 from collections.abc import Iterator
 
-from tallystick.core.provider import Lookup
+from tallystick.providers.words import Lookup
 from tests.model.checkout.constitution import INTENT_FIRST
 from tests.model.checkout.deciders import Decision, Rules, asked_of
 from tests.model.checkout.rows import ended, moved, refund_lost, with_refund
@@ -109,17 +109,17 @@ class Refunds:
             row = state.slots[task.slot].refunds[generation]._replace(status="PENDING", first=0, is_answered=True)
         if row.is_answered or self._rules.leave(row):
             if not self._rules.leave(row):
-                return Next("step", "no leave", self._later(state, task))
+                return Next("step", "no permit", self._later(state, task))
             row = row._replace(not_after=-SEND, is_answered=False, unknown=row.may_have_run)
             state = with_refund(state, task.slot, generation, row)
             sending = task._replace(stage="sending", generation=generation, not_after=-SEND)
             return Next("step", "an attempt is committed", _plus(state, sending))
-        return Next("step", "no leave", self._later(state, task))
+        return Next("step", "no permit", self._later(state, task))
 
     def _sending(self, state: State, task: Task) -> Iterator[Next]:
         heard = task._replace(stage="answered", not_after=0)
         if task.not_after >= 0:
-            yield Next("step", "its leave is over", _plus(state, heard._replace(said="too_late")))
+            yield Next("step", "its permit is over", _plus(state, heard._replace(said="too_late")))
             return
         yield Next("step", "the bytes are written", _plus(state, task._replace(stage="waiting")))
         if self._world.is_calm:

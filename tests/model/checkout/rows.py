@@ -2,12 +2,12 @@
 
 from typing import Final, TypeVar
 
-from tallystick.core.checkout_ledger import MOVES, Move, Place
-from tallystick.core.order import Stock
+from tallystick.checkout.order.rules import Stock
+from tallystick.checkout.postings import MOVES, Move, PaymentAccount
 from tests.model.checkout.shape import Refund, Slot, State, World
 
 T = TypeVar("T")
-_PLACES: Final[tuple[Place, ...]] = ("taken", "sales", "owed")
+_PLACES: Final[tuple[PaymentAccount, ...]] = ("taken", "sales", "owed")
 
 
 def replaced(items: tuple[T, ...], place: int, item: T) -> tuple[T, ...]:

@@ -9,10 +9,10 @@ about a refund's send counts in ticks and is kept as ages, as in the model of se
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from tallystick.core.payment import Status as LogStatus
-from tallystick.core.provider import Lookup
-from tallystick.core.saga import Fate
-from tallystick.core.webhook import Status as EventStatus
+from tallystick.checkout.payment.rules import Status as LogStatus
+from tallystick.checkout.saga.rules import Fate
+from tallystick.providers.words import Lookup
+from tallystick.webhooks.rules import Status as EventStatus
 
 SEND: Final = 1
 IN_FLIGHT: Final = 1

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
-from tallystick.core import settlement
-from tallystick.core.intent import (
+from tallystick.movement import steps
+from tallystick.movement.rules import (
     Absence,
     AlreadyDone,
     AskFirst,
@@ -25,9 +25,10 @@ from tallystick.core.intent import (
     PastHorizon,
     StillSending,
     Wanted,
-    leave,
+    permit,
 )
-from tallystick.core.provider import (
+from tallystick.movement.steps import Disputed, Failed, Happened, History, LookUp, Patience, Send, Step, Wait
+from tallystick.providers.words import (
     Absent,
     Answer,
     Busy,
@@ -41,18 +42,8 @@ from tallystick.core.provider import (
     Undecided,
     Unknown,
 )
-from tallystick.core.settlement import (
-    Disputed,
-    Failed,
-    History,
-    LookUp,
-    Patience,
-    Send,
-    Status,
-    Step,
-    Transferred,
-    Wait,
-)
+from tallystick.settlement import rules as settlement
+from tallystick.settlement.rules import Status
 from tests.model.settlement.shape import (
     HORIZON,
     IN_FLIGHT,
@@ -84,12 +75,12 @@ _MINE, _OTHER = UUID(int=1), UUID(int=2)
 class Deciders:
     """The functions under test. Any, because a planted bug takes whatever they take."""
 
-    next_step: Callable[..., Step] = settlement.next_step
-    after_look: Callable[..., Any] = settlement.after_look
-    after_first_look: Callable[..., Any] = settlement.after_first_look
-    after_answer: Callable[..., Any] = settlement.after_answer
+    next_step: Callable[..., Step] = steps.next_step
+    after_look: Callable[..., Any] = steps.after_look
+    after_first_look: Callable[..., Any] = steps.after_first_look
+    after_answer: Callable[..., Any] = steps.after_answer
     after_movement: Callable[..., Disputed | None] = settlement.after_movement
-    leave: Callable[..., Any] = leave
+    permit: Callable[..., Any] = permit
 
 
 class Decision(NamedTuple):
@@ -231,7 +222,7 @@ class Rules:
             settles_in=settles_in,
             absence=absence,
         )
-        match self._deciders.leave(known, wanted, life_began=_at(life), now=NOW):
+        match self._deciders.permit(known, wanted, life_began=_at(life), now=NOW):
             case Begin():
                 return Decision("begin")
             case StillSending(until):
@@ -320,7 +311,7 @@ def _decision(step: Step, tries: int) -> Decision:
             return Decision("look", tries=tries)
         case Wait():
             return Decision("wait", tries=step.tries, age=_age(step.until))
-        case Transferred():
+        case Happened():
             return Decision("transferred", transfer=step.transfer_id)
         case Failed():
             return Decision("failed", why=step.reason)

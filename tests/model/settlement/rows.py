@@ -2,12 +2,12 @@
 
 from typing import Final, TypeVar, cast
 
-from tallystick.core.settlement import Status
-from tallystick.core.settlement_ledger import MOVES, Move, Place
+from tallystick.settlement.postings import MOVES, Move, PayoutAccount
+from tallystick.settlement.rules import Status
 from tests.model.settlement.deciders import Decision
 from tests.model.settlement.shape import Database, Fate, Intent, Row, Worker
 
-_PLACES: Final[tuple[Place, ...]] = ("payable", "in_transit", "paid_out")
+_PLACES: Final[tuple[PayoutAccount, ...]] = ("payable", "in_transit", "paid_out")
 _LATEST_FIRST: Final = ("returned", "bounced", "failed", "moved", "waiting")
 T = TypeVar("T")
 

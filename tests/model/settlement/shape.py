@@ -9,8 +9,8 @@ no decision can tell the difference any more, so the model needs no end of time.
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from tallystick.core.provider import Lookup
-from tallystick.core.settlement import Status
+from tallystick.providers.words import Lookup
+from tallystick.settlement.rules import Status
 
 SEND: Final = 1
 IN_FLIGHT: Final = 1
@@ -53,7 +53,7 @@ Flaw = Literal[
 class Row(NamedTuple):
     """The settlement. `due` and `tries` are only kept while processing.
 
-    `approved`: it needs no second person's leave, or has it.
+    `approved`: it needs no second person's consent, or has it.
     """
 
     status: Status = "pending"

@@ -1,4 +1,4 @@
-"""Workers: around the deciders they do what `flows.settling` does.
+"""Workers: around the deciders they do what `settlement.tick.flow` does.
 
 One step is one transaction, one write of bytes, one question or one answer. Between any two of them everything else may
 happen; a worker that is paused is one whose steps come late.
@@ -7,7 +7,7 @@ happen; a worker that is paused is one whose steps come late.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tallystick.core.provider import Lookup
+from tallystick.providers.words import Lookup
 from tests.model.settlement import rows
 from tests.model.settlement.constitution import INTENT_FIRST, TRANSFERRED_MEANS_PAID
 from tests.model.settlement.deciders import Decision, Rules, history_of
@@ -235,7 +235,9 @@ class Workers:
         worker = state.workers[number]
         heard = worker._replace(stage="answered", not_after=0)
         if worker.not_after >= 0 and "not_after_unchecked" not in self._flaws:
-            yield Next("pause", f"{who} finds its leave expired", _with(state, number, heard._replace(said="too_late")))
+            yield Next(
+                "pause", f"{who} finds its permit expired", _with(state, number, heard._replace(said="too_late"))
+            )
             return
         after = _with(state, number, worker._replace(stage="waiting"))
         if worker.attempt == "uncommitted":

@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 
-from tallystick.core.keys import hex64
-from tallystick.core.provider import Charge, Refund, Transfer
-from tallystick.core.secret import Secret
-from tallystick.providers.adyen import Adyen, AdyenAccount
+from tallystick.keys.derived import hex64
+from tallystick.providers.adyen.account import AdyenAccount
+from tallystick.providers.adyen.adapter import Adyen
+from tallystick.providers.words import Charge, Refund, Transfer
+from tallystick.secret import Secret
 
 KEY = bytes(range(32))
 REFERENCE = hex64(KEY)

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from tallystick.core.provider import Charge, Refund, Refused, Transfer
 from tallystick.providers.adyen.destination import Counterparty, counterparty
 from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
+from tallystick.providers.words import Charge, Refund, Refused, Transfer
 from tests.providers.adyen.examples import CHARGE, INSTRUMENT, KEY, REFUND, TRANSFER, account, adyen
 from tests.providers.scripted import leave, scripted
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import Busy, Refused, Unknown
 from tallystick.providers.adyen.answers import ABOUT_THE_KEY, TABLE, trouble
 from tallystick.providers.classification import Row, classify, row_for
 from tallystick.providers.http import Reply
+from tallystick.providers.words import Busy, Refused, Unknown
 from tests.providers.adyen.examples import encoded
 
 VERDICTS: dict[str, type[object]] = {

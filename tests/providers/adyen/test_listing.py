@@ -9,20 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import (
-    Absent,
-    Done,
-    Exchange,
-    Found,
-    Instruction,
-    Lookup,
-    Undecided,
-    Unknown,
-)
 from tallystick.errors import NotOffered, ProviderUnreachable
-from tallystick.providers.adyen import Adyen
+from tallystick.providers.adyen.adapter import Adyen
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Said
+from tallystick.providers.words import Absent, Done, Exchange, Found, Instruction, Lookup, Undecided, Unknown
 from tests.providers.adyen.examples import (
     AMOUNT,
     CHARGE,

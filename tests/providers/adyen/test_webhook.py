@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tallystick.core.provider import Event, Forged
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.adyen import Adyen, objects, webhook
+from tallystick.providers.adyen import objects, webhook
+from tallystick.providers.adyen.adapter import Adyen
 from tallystick.providers.adyen.webhook import is_signed
+from tallystick.providers.words import Event, Forged
+from tallystick.secret import Secret
 from tests.providers.adyen.examples import (
     HMAC_KEY,
     OTHER_HMAC_KEY,

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import (
+from tallystick.errors import Misconfigured
+from tallystick.providers.adyen.adapter import Adyen
+from tallystick.providers.adyen.reading import payment_answer, refund_answer, transfer_answer
+from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Said
+from tallystick.providers.port import Provider
+from tallystick.providers.steady import steady
+from tallystick.providers.words import (
     Absent,
     Answer,
     Busy,
@@ -22,15 +30,7 @@ from tallystick.core.provider import (
     Transfer,
     Unknown,
 )
-from tallystick.core.secret import Secret
-from tallystick.errors import Misconfigured
-from tallystick.providers.adyen import Adyen
-from tallystick.providers.adyen.reading import payment_answer, refund_answer, transfer_answer
-from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
-from tallystick.providers.http import Reply
-from tallystick.providers.line import Said
-from tallystick.providers.port import Provider
-from tallystick.providers.steady import steady
+from tallystick.secret import Secret
 from tests.providers.adyen.examples import (
     AMOUNT,
     API_KEY,

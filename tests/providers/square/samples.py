@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tallystick.core.keys import digest, square45
-from tallystick.core.provider import Charge, Instruction, Refund, Transfer
-from tallystick.core.secret import Secret
-from tallystick.providers.square import Square, SquareAccount
+from tallystick.keys.derived import digest, square45
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.adapter import Square
+from tallystick.providers.words import Charge, Instruction, Refund, Transfer
+from tallystick.secret import Secret
 
 API_KEY = "EAAA-NeverShown"
 KEY = digest("test", number=1)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.square import Square, SquareAccount
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.adapter import Square
+from tallystick.secret import Secret
 
 
 def test_an_adapter_names_its_location_and_nothing_secret() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.provider import Answer, Charge, Refund, Refused
-from tallystick.providers.square import Square
+from tallystick.providers.square.adapter import Square
+from tallystick.providers.words import Answer, Charge, Refund, Refused
 from tests.providers.scripted import leave, scripted
 from tests.providers.square import samples
 from tests.providers.square.samples import CHARGE, INSTRUCTIONS

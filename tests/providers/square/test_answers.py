@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from square.types.error_category import ErrorCategory
 from square.types.error_code import ErrorCode
 
-from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, Trouble, row_for
 from tallystick.providers.http import Reply
 from tallystick.providers.square.answers import TABLE, meaning
+from tallystick.providers.words import Busy, Exchange, Refused, Unknown
 
 EVIDENCE = (Exchange(asked="POST /v2/payments", status=0),)
 CODES: tuple[str, ...] = get_args(get_args(ErrorCode)[0])

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.keys import digest
-from tallystick.core.provider import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
+from tallystick.keys.derived import digest
 from tallystick.providers import scanning
+from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.square import samples
 from tests.providers.square.samples import CHARGE, INSTRUCTIONS, REFUND, TRANSFER

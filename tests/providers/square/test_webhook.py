@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from square.utils.webhooks_helper import verify_signature
 
-from tallystick.core.provider import Event, Forged
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.square import Square, webhook
+from tallystick.providers.square import webhook
+from tallystick.providers.square.adapter import Square
+from tallystick.providers.words import Event, Forged
+from tallystick.secret import Secret
 from tests.providers.scripted import NOW
 from tests.providers.square import samples
 

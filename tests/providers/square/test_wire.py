@@ -5,11 +5,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.keys import digest
-from tallystick.core.provider import Answer, Busy, Charge, Done, Instruction, Refund, Refused, Transfer, Unknown
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.square import Square, SquareAccount
+from tallystick.keys.derived import digest
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.adapter import Square
+from tallystick.providers.words import (
+    Answer,
+    Busy,
+    Charge,
+    Done,
+    Instruction,
+    Refund,
+    Refused,
+    Transfer,
+    Unknown,
+)
+from tallystick.secret import Secret
 from tests.providers.scripted import Asked, Canned, leave, scripted
 from tests.providers.square import samples
 from tests.providers.square.samples import CHARGE, IDEMPOTENCY_KEY, REFERENCE, REFUND, TRANSFER, made_for

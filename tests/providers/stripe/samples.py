@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tallystick.core.keys import digest, hex64
-from tallystick.core.provider import Answer, Charge, Instruction, Refund, Transfer
-from tallystick.core.secret import Secret
-from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.keys.derived import digest, hex64
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
+from tallystick.providers.words import Answer, Charge, Instruction, Refund, Transfer
+from tallystick.secret import Secret
 from tests.providers.scripted import leave
 
 API_KEY = "sk_test_51NeverShown"

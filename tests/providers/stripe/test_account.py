@@ -2,9 +2,10 @@
 
 import pytest
 
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
+from tallystick.secret import Secret
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tallystick.core.provider import Instruction, Refused
+from tallystick.providers.words import Instruction, Refused
 from tests.providers.scripted import scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import CHARGE, PAYOUT, REFUND, TRANSFER, send

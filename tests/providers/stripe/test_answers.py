@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, row_for
 from tallystick.providers.http import Reply
 from tallystick.providers.stripe.answers import TABLE, meaning, trouble
+from tallystick.providers.words import Busy, Exchange, Refused, Unknown
 
 EVIDENCE = (Exchange(asked="POST /v1/transfers", status=0),)
 

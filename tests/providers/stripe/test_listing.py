@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import EventPage, Movement
 from tallystick.errors import Misconfigured, ProviderUnreachable
-from tallystick.providers.stripe import Stripe, listing
+from tallystick.providers.stripe import listing
+from tallystick.providers.stripe.adapter import Stripe
 from tallystick.providers.stripe.objects import Page
 from tallystick.providers.stripe.request import Pairs
+from tallystick.providers.words import EventPage, Movement
 from tests.providers.scripted import NOW, Asked, Canned, scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import listed

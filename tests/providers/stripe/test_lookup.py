@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.keys import digest
-from tallystick.core.provider import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
-from tallystick.core.secret import Secret
+from tallystick.keys.derived import digest
 from tallystick.providers import scanning
 from tallystick.providers.stripe import lookup
+from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
+from tallystick.secret import Secret
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import (

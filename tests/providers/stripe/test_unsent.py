@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from tallystick.core.provider import Instruction, Refused
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.stripe import Stripe, StripeAccount
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.adapter import Stripe
+from tallystick.providers.words import Instruction, Refused
+from tallystick.secret import Secret
 from tests.providers.scripted import scripted
 from tests.providers.stripe import samples
 from tests.providers.stripe.samples import CHARGE, CONNECTED_PAYOUT, PAYOUT, REFUND, TRANSFER, send

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stripe import WebhookSignature
 
-from tallystick.core.provider import Event, Forged
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
-from tallystick.providers.stripe import Stripe, webhook
+from tallystick.providers.stripe import webhook
+from tallystick.providers.stripe.adapter import Stripe
 from tallystick.providers.stripe.objects import Unreadable
+from tallystick.providers.words import Event, Forged
+from tallystick.secret import Secret
 from tests.providers.stripe import samples
 
 SECRET = "whsec_test"

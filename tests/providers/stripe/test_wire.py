@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.keys import digest
-from tallystick.core.provider import (
-    Answer,
-    Busy,
-    Done,
-    Instruction,
-    Refused,
-    Unknown,
-)
-from tallystick.core.secret import Secret
+from tallystick.keys.derived import digest
 from tallystick.providers.stripe import request
+from tallystick.providers.words import Answer, Busy, Done, Instruction, Refused, Unknown
+from tallystick.secret import Secret
 from tests.providers.scripted import Asked, Canned, scripted
 from tests.providers.stripe import samples
-from tests.providers.stripe.samples import CHARGE, CONNECTED_PAYOUT, PAYOUT, REFERENCE, REFUND, TRANSFER, reply_to, send
+from tests.providers.stripe.samples import (
+    CHARGE,
+    CONNECTED_PAYOUT,
+    PAYOUT,
+    REFERENCE,
+    REFUND,
+    TRANSFER,
+    reply_to,
+    send,
+)
 
 Changes = dict[str, Any]
 

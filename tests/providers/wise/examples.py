@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 
-from tallystick.core.keys import uuid_form
-from tallystick.core.provider import Transfer
-from tallystick.core.secret import Secret
-from tallystick.providers.wise import Wise, WiseAccount
+from tallystick.keys.derived import uuid_form
+from tallystick.providers.wise.account import WiseAccount
+from tallystick.providers.wise.adapter import Wise
+from tallystick.providers.words import Transfer
+from tallystick.secret import Secret
 from tests.providers.scripted import Canned
 
 KEY = bytes(range(32))

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import msgspec
 
-from tallystick.core.provider import Answer, Sending, Transfer
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
+from tallystick.providers.words import Answer, Sending, Transfer
 from tests.providers.scripted import FIRST_SENT_AT, Canned, Scripted, scripted
 from tests.providers.wise.examples import API_KEY, NEW_RECIPIENT, TRANSFER, wise
 
@@ -24,7 +24,7 @@ LEAVE_SECONDS = 30.0
 
 
 def nth_leave(number: int) -> Sending:
-    """The leave of a send, each before it having had its whole leave and no answer."""
+    """The permit of a send, each before it having had its whole leave and no answer."""
     not_after = FIRST_SENT_AT + number * timedelta(seconds=LEAVE_SECONDS)
     return Sending(first_sent_at=FIRST_SENT_AT, not_after=not_after, sendable_until=steady() + LEAVE_SECONDS)
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from tallystick.core.provider import Charge, Refund, Refused
 from tallystick.providers.wise.objects import micros
 from tallystick.providers.wise.wording import Wording, wording
+from tallystick.providers.words import Charge, Refund, Refused
 from tests.providers.scripted import leave, scripted
 from tests.providers.wise.examples import KEY, NEW_RECIPIENT, TRANSFER, account, wise
 

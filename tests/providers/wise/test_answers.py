@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import Busy, Refused, Unknown
 from tallystick.providers.classification import Row, classify, row_for
 from tallystick.providers.http import Reply
 from tallystick.providers.wise.answers import FAULTS, OWN_ID, SCA_REQUIRED, TABLE, trouble
+from tallystick.providers.words import Busy, Refused, Unknown
 
 VERDICTS: dict[str, type[object]] = {
     "refused": Refused,

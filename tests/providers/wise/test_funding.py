@@ -2,21 +2,9 @@
 
 import pytest
 
-from tallystick.core.provider import (
-    Answer,
-    Done,
-    Refused,
-    Unknown,
-)
+from tallystick.providers.words import Answer, Done, Refused, Unknown
 from tests.providers.scripted import Canned
-from tests.providers.wise.examples import (
-    FUNDED,
-    MADE,
-    QUOTE_ID,
-    QUOTED,
-    REJECTED,
-    made,
-)
+from tests.providers.wise.examples import FUNDED, MADE, QUOTE_ID, QUOTED, REJECTED, made
 from tests.providers.wise.saga_script import (
     CANCELLING,
     FAULT,

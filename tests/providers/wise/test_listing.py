@@ -10,30 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.core.provider import (
-    Absent,
-    Charge,
-    Done,
-    Exchange,
-    Found,
-    Lookup,
-    Undecided,
-    Unknown,
-)
 from tallystick.errors import NotOffered, ProviderUnreachable
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Said
-from tallystick.providers.wise import Wise
+from tallystick.providers.wise.adapter import Wise
+from tallystick.providers.words import Absent, Charge, Done, Exchange, Found, Lookup, Undecided, Unknown
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, Scripted, scripted
-from tests.providers.wise.examples import (
-    KEY,
-    MADE,
-    REFERENCE,
-    TRANSFER,
-    changed,
-    made,
-    wise,
-)
+from tests.providers.wise.examples import KEY, MADE, REFERENCE, TRANSFER, changed, made, wise
 
 
 async def look_up(*answers: Canned) -> tuple[Any, Scripted]:

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS, PKCS1v15
 
-from tallystick.core.provider import Event, Forged
 from tallystick.errors import Misconfigured
-from tallystick.providers.wise import Wise
+from tallystick.providers.wise.adapter import Wise
+from tallystick.providers.words import Event, Forged
 from tests.providers.wise.examples import account, wise
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)

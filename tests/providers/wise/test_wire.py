@@ -6,18 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tallystick.core.provider import (
-    Answer,
-    Busy,
-    Done,
-    Refused,
-    Sending,
-    Unknown,
-)
-from tallystick.core.secret import Secret
 from tallystick.errors import Misconfigured
 from tallystick.providers.steady import steady
-from tallystick.providers.wise import Wise
+from tallystick.providers.wise.adapter import Wise
+from tallystick.providers.words import Answer, Busy, Done, Refused, Sending, Unknown
+from tallystick.secret import Secret
 from tests.providers.scripted import FIRST_SENT_AT, Canned, leave, scripted
 from tests.providers.wise.examples import (
     API_KEY,

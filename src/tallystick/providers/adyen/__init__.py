@@ -4,8 +4,3 @@ charge    POST /payments                  Checkout           told by reply and w
 refund    POST /payments/{psp}/refunds    Checkout           always "received"; the result comes by webhook
 transfer  POST /transfers                 balance platform   "received"; asked for by our reference, exactly
 """
-
-from tallystick.providers.adyen.account import AdyenAccount
-from tallystick.providers.adyen.adapter import Adyen
-
-__all__ = ["Adyen", "AdyenAccount"]

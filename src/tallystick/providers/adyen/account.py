@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tallystick.core.secret import Secret
+from tallystick.secret import Secret
 
 
 class AdyenAccount(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,23 @@ from datetime import datetime
 from typing import Final, assert_never
 from urllib.parse import urlsplit
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import hex64
-from tallystick.core.provider import (
+from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
+from tallystick.keys.derived import hex64
+from tallystick.money.currencies import Purpose
+from tallystick.providers.adyen.account import AdyenAccount
+from tallystick.providers.adyen.facts import FACTS
+from tallystick.providers.adyen.listing import Broken, Listing
+from tallystick.providers.adyen.objects import is_id, transfer_movement
+from tallystick.providers.adyen.reading import (
+    fetched_transfer,
+    payment_answer,
+    refund_answer,
+    transfer_answer,
+)
+from tallystick.providers.adyen.webhook import receive
+from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.words import (
     Answer,
     Busy,
     Charge,
@@ -27,15 +41,6 @@ from tallystick.core.provider import (
     Unknown,
     kind_of,
 )
-from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
-from tallystick.providers.adyen.account import AdyenAccount
-from tallystick.providers.adyen.facts import FACTS
-from tallystick.providers.adyen.listing import Broken, Listing
-from tallystick.providers.adyen.objects import is_id, transfer_movement
-from tallystick.providers.adyen.reading import fetched_transfer, payment_answer, refund_answer, transfer_answer
-from tallystick.providers.adyen.webhook import receive
-from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
-from tallystick.providers.line import Headers, Line, Said
 
 _JSON: Final = ("content-type", "application/json")
 # Any day will do: the answer is not looked at.

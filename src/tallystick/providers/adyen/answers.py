@@ -4,7 +4,7 @@ The retry rule (docs/providers.md 3) speaks of the same request under the same k
 anyway, so a transient error is no proof that nothing ran. What no row matches is Unknown: also an error without
 `transient-error` (docs/providers.md 1, Differences 1), unless Adyen says that the request itself was wrong. It says so
 by status and type; its codes are thousands, and none of them is listed here. So each such refusal is for
-`core.settlement.believed` to believe.
+`movement.steps.believed` to believe.
 """
 
 from typing import Final

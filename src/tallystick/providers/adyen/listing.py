@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import msgspec
 
-from tallystick.core.provider import Absent, Exchange, Found, Looked, Lookup, Undecided
 from tallystick.providers.adyen.objects import INCOMING, Page, Transfer, read, transfer_movement
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
+from tallystick.providers.words import Absent, Exchange, Found, Looked, Lookup, Undecided
 
 # Six months are allowed; the shortest six in a row have 181 days.
 LONGEST_SPAN: Final = timedelta(days=180)

@@ -6,8 +6,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tallystick.core.money import from_minor, is_currency
-from tallystick.core.provider import Movement, State
+from tallystick.money.amounts import from_minor, is_currency
+from tallystick.providers.words import Movement, State
 
 # docs/providers.md 3, Payments. Captured as authorised, which is the merchant account's default.
 PAYMENT_STATES: Final[dict[str, State]] = {

@@ -7,9 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.mark import is_older
-from tallystick.core.provider import Answer, Busy, Done, Exchange, Movement, Refused, Unknown
-from tallystick.core.secret import Secret
+from tallystick.movement.mark import is_older
 from tallystick.providers.adyen.answers import TABLE, trouble
 from tallystick.providers.adyen.objects import (
     PAYMENT_STATES,
@@ -25,6 +23,8 @@ from tallystick.providers.adyen.wording import Wording
 from tallystick.providers.classification import classify
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Said
+from tallystick.providers.words import Answer, Busy, Done, Exchange, Movement, Refused, Unknown
+from tallystick.secret import Secret
 
 _ERROR: Final = 400
 # docs/providers.md 3: payments 200, refunds 201, transfers 200 or 202.

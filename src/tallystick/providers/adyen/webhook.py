@@ -18,8 +18,6 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Event, Forged, Movement, State
-from tallystick.core.secret import Secret
 from tallystick.providers.adyen.account import AdyenAccount
 from tallystick.providers.adyen.objects import (
     INCOMING,
@@ -32,6 +30,8 @@ from tallystick.providers.adyen.objects import (
     transfer_movement,
 )
 from tallystick.providers.port import Headers
+from tallystick.providers.words import Event, Forged, Movement, State
+from tallystick.secret import Secret
 
 MOST_BYTES: Final = 1024 * 1024
 # Adyen sends one as JSON, and six at most in its older forms. Each costs a signature to check, before anybody has

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import hex64
-from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
-from tallystick.core.provider import Charge, Refund, Refused, Transfer
+from tallystick.keys.derived import hex64
+from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
+from tallystick.money.currencies import Purpose
 from tallystick.providers.adyen.account import AdyenAccount
 from tallystick.providers.adyen.destination import counterparty
 from tallystick.providers.adyen.objects import Amount, is_id
+from tallystick.providers.words import Charge, Refund, Refused, Transfer
 
 # docs/providers.md 3, Outbound transfer.
 _DESCRIPTION_CHARACTERS: Final = 140

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.secret import Secret
+from tallystick.secret import Secret
 
 LIVE_BASE: Final = "https://connect.squareup.com"
 

@@ -10,8 +10,20 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import (
+from tallystick.errors import Misconfigured
+from tallystick.money.currencies import Purpose
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.scanning import Scanner
+from tallystick.providers.square import listing, lookup, webhook
+from tallystick.providers.square.account import SquareAccount
+from tallystick.providers.square.facts import FACTS, SQUARE_VERSION
+from tallystick.providers.square.objects import PATHS, Unreadable, is_id
+from tallystick.providers.square.objects import read_reply as read_object_of
+from tallystick.providers.square.reply import read_reply
+from tallystick.providers.square.request import request_for
+from tallystick.providers.words import (
     Answer,
     Busy,
     Charge,
@@ -31,18 +43,6 @@ from tallystick.core.provider import (
     Unknown,
     kind_of,
 )
-from tallystick.errors import Misconfigured
-from tallystick.providers.breaker import Breaker
-from tallystick.providers.http import Reply
-from tallystick.providers.line import Headers, Line, Said
-from tallystick.providers.scanning import Scanner
-from tallystick.providers.square import listing, lookup, webhook
-from tallystick.providers.square.account import SquareAccount
-from tallystick.providers.square.facts import FACTS, SQUARE_VERSION
-from tallystick.providers.square.objects import PATHS, Unreadable, is_id
-from tallystick.providers.square.objects import read_reply as read_object_of
-from tallystick.providers.square.reply import read_reply
-from tallystick.providers.square.request import request_for
 
 _OK: Final = 200
 # It cannot be cancelled as it stands: how it stands must be asked.

@@ -5,7 +5,7 @@ category and a status that refuses: the same code on a 5xx stays Unknown. A repl
 what all of them say: where they disagree, nothing is known.
 
 Other codes of these categories (those that only repeat a status, such as BAD_REQUEST, and those that Square adds) say
-by status and category alone that it is refused: `core.settlement.believed` decides whether that is the end of it.
+by status and category alone that it is refused: `movement.steps.believed` decides whether that is the end of it.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Busy, Exchange, Refused, Unknown
-from tallystick.providers.classification import Row, Trouble, Verdict, classify, row_for
+from tallystick.providers.classification import ErrorClass, Row, Trouble, classify, row_for
 from tallystick.providers.http import Reply
 from tallystick.providers.square.objects import UNDECODABLE
+from tallystick.providers.words import Busy, Exchange, Refused, Unknown
 
 _REFUSING_STATUSES: Final = (400, 402, 404, 422)
 _LIST: Final = "docs/providers.md 4, Errors"
@@ -143,7 +143,7 @@ def _troubles(reply: Reply) -> Sequence[Trouble]:
     ]
 
 
-def _verdict(trouble: Trouble) -> Verdict:
+def _verdict(trouble: Trouble) -> ErrorClass:
     row = row_for(TABLE, trouble)
     return "unknown" if row is None else row.verdict
 

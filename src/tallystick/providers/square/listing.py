@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event, EventPage, Movement
 from tallystick.errors import PartlyUnreadable, ProviderUnreachable
+from tallystick.money.currencies import Purpose
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.scanning import SKEW
@@ -21,6 +20,7 @@ from tallystick.providers.square.facts import FACTS
 from tallystick.providers.square.objects import UNDECODABLE, Page, Unreadable, is_id, read_object
 from tallystick.providers.square.pages import PAGE_SIZE, page_in, pages, text_of
 from tallystick.providers.square.webhook import parse_listed
+from tallystick.providers.words import Event, EventPage, Movement
 
 # A million objects of one kind: a span this full must be asked for in parts.
 MOST_PAGES: Final = 10_000

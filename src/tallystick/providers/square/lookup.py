@@ -7,8 +7,15 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Final
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import (
+from tallystick.money.currencies import Purpose
+from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff
+from tallystick.providers.scanning import Scanner, Unfinished, moment, window
+from tallystick.providers.square.facts import FACTS
+from tallystick.providers.square.objects import Kept, Unreadable, read_object
+from tallystick.providers.square.pages import pages
+from tallystick.providers.square.request import reference_of
+from tallystick.providers.words import (
     Absent,
     Exchange,
     Found,
@@ -18,13 +25,6 @@ from tallystick.core.provider import (
     Undecided,
     kind_of,
 )
-from tallystick.providers.line import Line
-from tallystick.providers.paging import BrokenOff
-from tallystick.providers.scanning import Scanner, Unfinished, moment, window
-from tallystick.providers.square.facts import FACTS
-from tallystick.providers.square.objects import Kept, Unreadable, read_object
-from tallystick.providers.square.pages import pages
-from tallystick.providers.square.request import reference_of
 
 # A scan is bounded by its time. This stops a list that goes in a circle.
 _MOST_PAGES: Final = 100_000

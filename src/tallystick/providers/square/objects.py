@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.money import NotRepresentable, from_minor, is_currency
-from tallystick.core.provider import Movement, State
+from tallystick.money.amounts import NotRepresentable, from_minor, is_currency
+from tallystick.money.currencies import Purpose
+from tallystick.providers.words import Movement, State
 
 PAYMENT_STATES: Final[Mapping[str, State]] = MappingProxyType(
     {  # docs/providers.md 4, Payment status

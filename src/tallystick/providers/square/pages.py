@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from urllib.parse import quote
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Exchange
+from tallystick.money.currencies import Purpose
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line, Said
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.square.objects import NAMES, PATHS, Page, Unreadable, read_page
+from tallystick.providers.words import Exchange
 
 PAGE_SIZE: Final = 100  # docs/providers.md 4, List filters: the most there is
 _OK: Final = 200

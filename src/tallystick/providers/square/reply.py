@@ -6,13 +6,13 @@ was not proven, and stays Unknown.
 
 from typing import Final
 
-from tallystick.core.mark import is_older
-from tallystick.core.provider import Answer, Done, Exchange, Refused, Unknown
+from tallystick.movement.mark import is_older
 from tallystick.providers.http import Reply
 from tallystick.providers.square.answers import meaning
 from tallystick.providers.square.objects import Kept, Refund, Unreadable
 from tallystick.providers.square.objects import read_reply as read_object_of
 from tallystick.providers.square.request import Request
+from tallystick.providers.words import Answer, Done, Exchange, Refused, Unknown
 
 _SUCCESSES: Final = range(200, 300)
 _FIRST_ERROR: Final = 400

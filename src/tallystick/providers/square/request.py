@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import square45
-from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
-from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer, kind_of
+from tallystick.keys.derived import square45
+from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
+from tallystick.money.currencies import Purpose
 from tallystick.providers.square.objects import PATHS, Money, is_id
 from tallystick.providers.text import is_writable
+from tallystick.providers.words import Charge, Instruction, Refund, Refused, Transfer, kind_of
 
 REFERENCE_CHARACTERS: Final = 40  # docs/providers.md 4, Create payment
 REASON_CHARACTERS: Final = 192  # the official list of fields

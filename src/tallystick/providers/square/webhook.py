@@ -14,10 +14,17 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event, Forged
-from tallystick.core.secret import Secret
-from tallystick.providers.square.objects import UNDECODABLE, Unreadable, fingerprint, is_id, read_dispute, read_object
+from tallystick.money.currencies import Purpose
+from tallystick.providers.square.objects import (
+    UNDECODABLE,
+    Unreadable,
+    fingerprint,
+    is_id,
+    read_dispute,
+    read_object,
+)
+from tallystick.providers.words import Event, Forged
+from tallystick.secret import Secret
 
 MOST_BODY_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-square-hmacsha256-signature"

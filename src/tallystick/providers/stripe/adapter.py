@@ -9,8 +9,19 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import (
+from tallystick.errors import Misconfigured
+from tallystick.money.currencies import Purpose
+from tallystick.providers.breaker import Breaker
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.scanning import Scanner
+from tallystick.providers.stripe import listing, lookup, webhook
+from tallystick.providers.stripe.account import StripeAccount
+from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
+from tallystick.providers.stripe.objects import PATHS, Unreadable, is_id, read_object
+from tallystick.providers.stripe.reply import done_with, read_reply
+from tallystick.providers.stripe.request import is_account, purpose_of, request_for
+from tallystick.providers.words import (
     Answer,
     Busy,
     Charge,
@@ -28,17 +39,6 @@ from tallystick.core.provider import (
     Transfer,
     Unknown,
 )
-from tallystick.errors import Misconfigured
-from tallystick.providers.breaker import Breaker
-from tallystick.providers.http import Reply
-from tallystick.providers.line import Headers, Line, Said
-from tallystick.providers.scanning import Scanner
-from tallystick.providers.stripe import listing, lookup, webhook
-from tallystick.providers.stripe.account import StripeAccount
-from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
-from tallystick.providers.stripe.objects import PATHS, Unreadable, is_id, read_object
-from tallystick.providers.stripe.reply import done_with, read_reply
-from tallystick.providers.stripe.request import is_account, purpose_of, request_for
 
 _OK: Final = 200
 # It cannot be cancelled in the state that it is in: which one that is must be asked.

@@ -2,17 +2,17 @@
 
 Only statuses that a source gives to a refusal can refuse: the same code on a 5xx stays Unknown. Stripe refuses much
 without a code we know (a currency that is not supported, a capability that is missing, more than is left to refund):
-`invalid_request_error` says so by its type, and `core.settlement.believed` decides whether that is the end of it.
+`invalid_request_error` says so by its type, and `movement.steps.believed` decides whether that is the end of it.
 """
 
 from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Busy, Exchange, Refused, Unknown
 from tallystick.providers.classification import Row, Trouble, classify
 from tallystick.providers.http import Reply
 from tallystick.providers.stripe.objects import PAYMENT_INTENT_STATES, UNDECODABLE, is_id
+from tallystick.providers.words import Busy, Exchange, Refused, Unknown
 
 # 2.4 leaves the status of some codes open (balance_insufficient): these are the ones a refusal comes with.
 _REFUSING_STATUSES: Final = (400, 402, 404)

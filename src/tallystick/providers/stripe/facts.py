@@ -4,7 +4,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.core.provider import Facts, Lookup
+from tallystick.providers.words import Facts, Lookup
 
 # 2.1: what the official package of the day sends. Pinned: a reply must not change its shape under us.
 STRIPE_VERSION: Final = "2026-10-28.endive"

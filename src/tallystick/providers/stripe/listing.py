@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 from math import floor
 from typing import Final
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event, EventPage, Exchange, Movement
 from tallystick.errors import PartlyUnreadable, ProviderUnreachable
+from tallystick.money.currencies import Purpose
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.facts import FACTS
@@ -20,6 +19,7 @@ from tallystick.providers.stripe.objects import PATHS, Page, Unreadable, full_id
 from tallystick.providers.stripe.pages import item_id, page_of, pages
 from tallystick.providers.stripe.request import Pairs
 from tallystick.providers.stripe.webhook import parse_listed
+from tallystick.providers.words import Event, EventPage, Exchange, Movement
 
 _EVENTS: Final = "/v1/events"
 # A million objects of one kind: a span this full must be asked for in parts.

@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Final
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import hex64
-from tallystick.core.provider import Absent, Exchange, Found, Instruction, Looked, Refund, Undecided
+from tallystick.keys.derived import hex64
+from tallystick.money.currencies import Purpose
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.scanning import KEPT_EXCHANGES, Scanned, Scanner, Unfinished, window
@@ -20,6 +19,7 @@ from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.stripe.objects import PATHS, Kept, Unreadable, read_object
 from tallystick.providers.stripe.pages import pages
 from tallystick.providers.stripe.request import Pairs, account_of, payment_filter, purpose_of
+from tallystick.providers.words import Absent, Exchange, Found, Instruction, Looked, Refund, Undecided
 
 # Of what is asked for by our key, or by a payment: ten thousand of those are none.
 MOST_PAGES: Final = 100

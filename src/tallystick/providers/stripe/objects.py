@@ -13,13 +13,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from tallystick.core.currencies import EXPONENTS, Purpose
-from tallystick.core.money import from_minor
-from tallystick.core.provider import Movement, State
+from tallystick.money.amounts import from_minor
+from tallystick.money.currencies import EXPONENTS, Purpose
+from tallystick.providers.words import Movement, State
 
 # Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
 KEY_FIELD: Final = "tally_key"
-# Whose it is (`core.mark`).
+# Whose it is (`movement.mark`).
 MARK_FIELD: Final = "tally_mark"
 REASON_FIELD: Final = "tally_reason"
 

@@ -5,12 +5,12 @@ from typing import Final
 
 import msgspec
 
-from tallystick.core.provider import Exchange
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.stripe.objects import UNDECODABLE, Page, Unreadable, is_id, read_page
 from tallystick.providers.stripe.request import Pairs, form
+from tallystick.providers.words import Exchange
 
 PAGE_SIZE: Final = 100  # docs/providers.md 2.1: the most there is
 _OK: Final = 200

@@ -6,8 +6,6 @@ was not proven, and stays Unknown.
 
 from typing import Final
 
-from tallystick.core.provider import Answer, Done, Exchange, Refused, Unknown
-from tallystick.core.secret import Secret
 from tallystick.providers.http import Reply
 from tallystick.providers.stripe.answers import is_replayed, meaning
 from tallystick.providers.stripe.objects import (
@@ -21,6 +19,8 @@ from tallystick.providers.stripe.objects import (
     read_object,
 )
 from tallystick.providers.stripe.request import Request
+from tallystick.providers.words import Answer, Done, Exchange, Refused, Unknown
+from tallystick.secret import Secret
 
 _SUCCESSES: Final = range(200, 300)
 _FIRST_ERROR: Final = 400

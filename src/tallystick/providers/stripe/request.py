@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import hex64
-from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_minor
-from tallystick.core.provider import Charge, Instruction, Refund, Refused, Transfer
+from tallystick.keys.derived import hex64
+from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
+from tallystick.money.currencies import Purpose
 from tallystick.providers.stripe.objects import KEY_FIELD, MARK_FIELD, PATHS, REASON_FIELD, is_id
 from tallystick.providers.text import is_writable
+from tallystick.providers.words import Charge, Instruction, Refund, Refused, Transfer
 
 Pairs = tuple[tuple[str, str], ...]
 

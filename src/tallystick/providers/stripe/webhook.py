@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.provider import Event, Forged
-from tallystick.core.secret import Secret
+from tallystick.money.currencies import Purpose
 from tallystick.providers.stripe.objects import (
     UNDECODABLE,
     PaymentIntent,
@@ -27,6 +25,8 @@ from tallystick.providers.stripe.objects import (
     read_dispute,
     read_object,
 )
+from tallystick.providers.words import Event, Forged
+from tallystick.secret import Secret
 
 if TYPE_CHECKING:
     from _hashlib import HASH

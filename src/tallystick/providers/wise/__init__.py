@@ -2,8 +2,3 @@
 
 One transfer is four calls, each with its own rule: see wise.saga.
 """
-
-from tallystick.providers.wise.account import WiseAccount
-from tallystick.providers.wise.adapter import Wise
-
-__all__ = ["Wise", "WiseAccount"]

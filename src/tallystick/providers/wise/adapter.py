@@ -5,10 +5,20 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Final, assert_never
 
-from tallystick.core.currencies import Purpose
-from tallystick.core.keys import uuid_form
-from tallystick.core.money import is_currency
-from tallystick.core.provider import (
+from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
+from tallystick.keys.derived import uuid_form
+from tallystick.money.amounts import is_currency
+from tallystick.money.currencies import Purpose
+from tallystick.providers.http import Reply
+from tallystick.providers.line import Headers, Line
+from tallystick.providers.wise import objects
+from tallystick.providers.wise.account import WiseAccount
+from tallystick.providers.wise.facts import FACTS
+from tallystick.providers.wise.listing import Broken, Listing
+from tallystick.providers.wise.saga import Saga
+from tallystick.providers.wise.webhook import public_keys, receive
+from tallystick.providers.wise.wording import Wording, refused, wording
+from tallystick.providers.words import (
     Answer,
     Charge,
     Done,
@@ -27,16 +37,6 @@ from tallystick.core.provider import (
     Unknown,
     kind_of,
 )
-from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
-from tallystick.providers.http import Reply
-from tallystick.providers.line import Headers, Line
-from tallystick.providers.wise import objects
-from tallystick.providers.wise.account import WiseAccount
-from tallystick.providers.wise.facts import FACTS
-from tallystick.providers.wise.listing import Broken, Listing
-from tallystick.providers.wise.saga import Saga
-from tallystick.providers.wise.webhook import public_keys, receive
-from tallystick.providers.wise.wording import Wording, refused, wording
 
 _OK: Final = 200
 _MOST_ID_DIGITS: Final = 18

@@ -2,7 +2,7 @@
 
 Making a transfer moves nothing; funding does. So an error that tells what is wrong with the request refuses it when it
 answers what comes before a transfer is there, and not when it answers the funding: somebody else may fund what is
-there. Wise's codes are not listed, so `core.settlement.believed` decides whether that is the end of it.
+there. Wise's codes are not listed, so `movement.steps.believed` decides whether that is the end of it.
 """
 
 from typing import Final, Literal

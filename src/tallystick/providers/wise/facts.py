@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Final
 
-from tallystick.core.provider import Facts, Lookup
+from tallystick.providers.words import Facts, Lookup
 
 FACTS: Final = Facts(
     name="wise",

@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from tallystick.core.provider import Absent, Exchange, Found, Looked, Lookup, Undecided
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
 from tallystick.providers.wise.objects import Transfer, movement, read
+from tallystick.providers.words import Absent, Exchange, Found, Looked, Lookup, Undecided
 
 # Our clock and Wise's may differ by this much, to either side.
 SKEW: Final = timedelta(minutes=10)

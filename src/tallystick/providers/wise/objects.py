@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tallystick.core.money import from_decimal_text, is_currency
-from tallystick.core.provider import Movement, State
+from tallystick.money.amounts import from_decimal_text, is_currency
+from tallystick.providers.words import Movement, State
 
 # docs/providers.md 5, Statuses and Not final. `bounced_back` came back from the recipient's bank: whether Wise tries
 # again or refunds it, somebody must look.

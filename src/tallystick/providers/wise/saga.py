@@ -26,11 +26,11 @@ made is looked for.
 
 Cancelling is for the one who is alone with the transfer. Between the look and the cancelling another send's funding
 may arrive: that one is told Done, and we would cancel a payment. Another send can be in its funding call only if it
-came before us, for a later one begins when our leave is over, and without leave we do not cancel. So we cancel only
+came before us, for a later one begins when our permit is over, and without one we do not cancel. So we cancel only
 on the first send, and only what was made of this send's own quote, which nobody else has. Otherwise it is Unknown: the
 same key goes on from there, or a person decides.
 
-Each call needs the leave to send; one that is left out for want of it is Busy as long as there is no transfer. What
+Each call needs the permit to send; one that is left out for want of it is Busy as long as there is no transfer. What
 is Busy is said of this send alone: an earlier one under the same key may have gone further.
 """
 
@@ -39,8 +39,7 @@ from typing import Final, TypeGuard, TypeVar
 
 import msgspec
 
-from tallystick.core.mark import is_older
-from tallystick.core.provider import Answer, Busy, Done, Exchange, Refused, Sending, Unknown
+from tallystick.movement.mark import is_older
 from tallystick.providers.classification import classify
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line, Said
@@ -60,6 +59,7 @@ from tallystick.providers.wise.objects import (
     read,
 )
 from tallystick.providers.wise.wording import Wording
+from tallystick.providers.words import Answer, Busy, Done, Exchange, Refused, Sending, Unknown
 
 _JSON: Final = (("content-type", "application/json"),)
 _SUCCESS: Final = frozenset({200, 201})
@@ -71,9 +71,9 @@ _PERSON_PAUSE_SECONDS: Final = 60.0
 _FUND: Final = b'{"type":"BALANCE"}'
 # Other clients of Wise's meet it instead of the 409.
 _FUNDED_BEFORE: Final = "payment.exists"
-# From the first send's commit to its not-after is one leave, some of which is gone when we begin; to the not-after of
+# From the first send's commit to its not-after is one permit, some of which is gone when we begin; to the not-after of
 # a send after one that was not answered it is two leaves at least.
-_LEAVES_OF_A_FIRST_SEND: Final = 1.5
+_PERMITS_OF_A_FIRST_SEND: Final = 1.5
 
 Read = TypeVar("Read")
 
@@ -92,8 +92,8 @@ class Saga:
         # When it answered last, by its own clock.
         self._answered = ""
         self._quote_id = ""
-        leave = timedelta(seconds=sending.sendable_until - steady())
-        self._is_first = sending.not_after - sending.first_sent_at <= leave * _LEAVES_OF_A_FIRST_SEND
+        permit = timedelta(seconds=sending.sendable_until - steady())
+        self._is_first = sending.not_after - sending.first_sent_at <= permit * _PERMITS_OF_A_FIRST_SEND
 
     async def run(self) -> Answer:
         """All four, as far as they go."""

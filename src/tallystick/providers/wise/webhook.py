@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
-from tallystick.core.provider import Event, Forged
 from tallystick.errors import Misconfigured
 from tallystick.providers.port import Headers
 from tallystick.providers.wise.objects import moment, read
+from tallystick.providers.words import Event, Forged
 
 MOST_BYTES: Final = 1024 * 1024
 _HEADER: Final = "x-signature-sha256"

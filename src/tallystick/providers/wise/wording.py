@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from tallystick.core.keys import uuid_form
-from tallystick.core.money import NotRepresentable, amount_fault, is_currency, to_decimal_text
-from tallystick.core.provider import Refused, Transfer
+from tallystick.keys.derived import uuid_form
+from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_decimal_text
 from tallystick.providers.wise.account import WiseAccount
+from tallystick.providers.words import Refused, Transfer
 
 _RECIPIENT_ID: Final = re.compile(r"[1-9][0-9]{0,17}")
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")

@@ -1,0 +1,1 @@
+"""Who may come in: tenants and their API keys."""

@@ -1,0 +1,1 @@
+"""The journal: who did it, and the digest of what was done. Pure."""

@@ -1,0 +1,1 @@
+"""Who may pay how much to whom, and what needs a second person."""

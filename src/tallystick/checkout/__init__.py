@@ -1,0 +1,1 @@
+"""Checkout: stock, orders, payments, the saga of what providers tell, refunds."""

@@ -1,0 +1,1 @@
+"""An order is a reservation: granted, paid, cancelled or swept."""

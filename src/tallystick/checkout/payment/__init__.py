@@ -1,0 +1,1 @@
+"""Paying an order: once, however often its buyer clicks."""

@@ -1,0 +1,1 @@
+"""A charge that nobody answers for: a person closes it, with his evidence."""

@@ -1,0 +1,1 @@
+"""Giving a payment back, once, however long it takes."""

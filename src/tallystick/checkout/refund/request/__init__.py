@@ -1,0 +1,1 @@
+"""A paid order is given back, whole or in parts."""

@@ -1,0 +1,1 @@
+"""What two persons decide about money that waits for them."""

@@ -1,0 +1,1 @@
+"""Payments are ended at the provider before their order is swept."""

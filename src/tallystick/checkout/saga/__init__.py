@@ -1,0 +1,1 @@
+"""The provider's word about money, and what it means for orders."""

@@ -1,0 +1,1 @@
+"""How an order stands, for those who ask and those who wait."""

@@ -1,0 +1,1 @@
+"""The moment up to which everything that was received has been decided."""

@@ -1,0 +1,1 @@
+"""The one write path: many callers, few transactions."""

@@ -1,0 +1,1 @@
+"""PostgreSQL itself: connections, migrations, roles, the embedded server, feeds, verify and explain."""

@@ -1,0 +1,1 @@
+"""Leases, when the database's clock was ahead and is set right."""

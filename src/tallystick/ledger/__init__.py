@@ -1,0 +1,1 @@
+"""The ledger: operations apply exactly once, on PostgreSQL, MariaDB and MySQL."""

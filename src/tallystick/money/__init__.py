@@ -1,0 +1,1 @@
+"""Money: amounts in micros, and the currencies there are. Pure."""

@@ -1,0 +1,1 @@
+"""The one way out to a provider: intent, attempt, permit, look-up."""

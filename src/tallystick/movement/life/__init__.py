@@ -1,0 +1,1 @@
+"""Which life of the database this is, and what that hints."""

@@ -1,0 +1,1 @@
+"""A provider's books held against ours, both ways round."""

@@ -1,0 +1,1 @@
+"""After a restore: the providers are asked before anything is sent again."""

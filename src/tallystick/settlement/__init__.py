@@ -1,0 +1,1 @@
+"""Settlement: payouts, paid exactly once."""

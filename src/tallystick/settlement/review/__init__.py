@@ -1,0 +1,1 @@
+"""What persons and late news decide about a payout."""

@@ -1,0 +1,1 @@
+"""One tick: pays what is pending, recovers what is stuck."""

@@ -1,1 +1,0 @@
-"""PostgreSQL: every statement of the product, beside the code that runs it."""

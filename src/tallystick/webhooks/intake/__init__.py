@@ -1,0 +1,1 @@
+"""From a log to the database, at a pace that it can take."""
