@@ -396,3 +396,23 @@ def test_what_was_sent_was_made_before_it_could_no_longer_be_on_its_way() -> Non
     assert until(NOTHING_SENT) is None
     assert until(KNOWN_NOT_TO_HAVE_RUN) is None
     assert until(SENT, PAST) is None
+
+
+@pytest.mark.parametrize(
+    ("tries", "expected"), [(7, Send(7)), (8, Disputed(BUDGET_EXHAUSTED)), (9, Disputed(BUDGET_EXHAUSTED))]
+)
+def test_a_restore_gives_nobody_another_try(tries: int, expected: object) -> None:
+    """What was refused often enough is asked about, as a lost life may have sent it, and then a person's."""
+    refused_before = History(first_sent_at=T0, not_after=T0 + timedelta(seconds=10), account="test")
+    found = after_look(
+        refused_before,
+        Absent(lookup=Lookup.EXACT),
+        tries=tries,
+        amount_micros=5_000_000,
+        currency="EUR",
+        lookup=Lookup.EXACT,
+        now=LATER,
+        facts=STRIPE,
+        patience=PATIENCE,
+    )
+    assert found == expected

@@ -326,7 +326,8 @@ def _absent(
         # Once made and failed, now not shown: the books contradict the answer.
         return Disputed("failed_and_not_shown", history.done_as)
     if not history.may_have_run:
-        return _never_sent(history, tries, lookup)
+        # Asked because a lost life may have sent it. That it was tried often enough is as true as before the question.
+        return Disputed(BUDGET_EXHAUSTED) if tries >= patience.budget else _never_sent(history, tries, lookup)
     if lookup is Lookup.EXACT and history.not_after is not None:
         settled_at = history.not_after + facts.longest_in_flight
         if now < settled_at:
