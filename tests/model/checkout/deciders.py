@@ -20,7 +20,7 @@ from tallystick.checkout.saga.rules import Case, LoggedRefund, Ours, Policy, Rec
 from tallystick.checkout.watermark import rules as watermark
 from tallystick.checkout.watermark.rules import Mark
 from tallystick.ledger.outcome import Rejected
-from tallystick.movement.rules import Begin, KnownIntent, LastAttempt, Wanted, permit
+from tallystick.movement.rules import Absence, Begin, KnownIntent, LastAttempt, Wanted, permit
 from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History, LookUp, Patience
 from tallystick.providers.words import (
     Absent,
@@ -107,7 +107,7 @@ class Rules:
         self.after_look = cache(self._after_look)
         self.after_refusal = cache(self._after_refusal)
         self.after_answer = cache(self._after_answer)
-        self.leave = cache(self._leave)
+        self.permit = cache(self._permit)
         self.pay = cache(self._pay)
 
     # --- events
@@ -215,7 +215,7 @@ class Rules:
             self.deciders.after_answer(_OWED, history, answer, now=NOW, patience=self._patience, jitter=0.0)
         )
 
-    def _leave(self, row: Refund) -> bool:
+    def _permit(self, row: Refund, is_proven: bool) -> bool:  # noqa: FBT001 - cached by position
         """Whether a further attempt may begin."""
         last = LastAttempt(
             number=1,
@@ -227,6 +227,7 @@ class Rules:
         )
         known = KnownIntent(instruction=b"refund", account="test", since=None, first_sent_at=_at(row.first), last=last)
         remembered = self._facts.key_horizon - self._facts.key_margin
+        proof = Absence(key=b"key", read_at=NOW, lookup=self._lookup, since=known.first_sent_at)
         wanted = Wanted(
             key=b"key",
             instruction=b"refund",
@@ -235,7 +236,7 @@ class Rules:
             since=known.first_sent_at,
             remembered=remembered,
             settles_in=timedelta(),
-            absence=None,
+            absence=proof if is_proven else None,
         )
         return isinstance(self.deciders.permit(known, wanted, life_began=known.first_sent_at, now=NOW), Begin)
 

@@ -86,7 +86,8 @@ class Refunds:
             decision = self._named(self._rules.after_look(task.asked, found), found)
             label = f"the books of slot {task.slot} say {found}: {decision.what}"
             if decision.what == "send":
-                yield Next(kind, label, _plus(state, task._replace(stage="to_send", asked=None)))
+                is_proven = self._world.lookup is Lookup.EXACT and not found and task.asked.not_after >= 0
+                yield Next(kind, label, _plus(state, task._replace(stage="to_send", asked=None, is_proven=is_proven)))
             else:
                 yield Next(kind, label, self._decided(state, task, decision))
 
@@ -107,12 +108,12 @@ class Refunds:
             generation += 1
             state = with_refund(state, task.slot, task.generation, row._replace(status="FAILED"))
             row = state.slots[task.slot].refunds[generation]._replace(status="PENDING", first=0, is_answered=True)
-        if row.is_answered or self._rules.leave(row):
-            if not self._rules.leave(row):
+        if row.is_answered or self._rules.permit(row, task.is_proven):
+            if not self._rules.permit(row, task.is_proven):
                 return Next("step", "no permit", self._later(state, task))
             row = row._replace(not_after=-SEND, is_answered=False, unknown=row.may_have_run)
             state = with_refund(state, task.slot, generation, row)
-            sending = task._replace(stage="sending", generation=generation, not_after=-SEND)
+            sending = task._replace(stage="sending", generation=generation, not_after=-SEND, is_proven=False)
             return Next("step", "an attempt is committed", _plus(state, sending))
         return Next("step", "no permit", self._later(state, task))
 

@@ -117,7 +117,8 @@ class Task(NamedTuple):
     """What a process does, in its memory: a crash loses it.
 
     batch: `held` are places of events, and whether the claim is still its own. The other stages are of one refund:
-    `event` is the one that waits for it, -1: none; `has_event`: under a claim that is still its own.
+    `event` is the one that waits for it, -1: none; `has_event`: under a claim that is still its own. `is_proven`: an
+    exact look-up has shown that nothing is there, after everything that was sent had settled.
     """
 
     stage: Stage
@@ -131,6 +132,7 @@ class Task(NamedTuple):
     before: bool = False
     not_after: int = 0
     said: str = ""
+    is_proven: bool = False
 
 
 class State(NamedTuple):
