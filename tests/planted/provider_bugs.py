@@ -11,7 +11,7 @@ from tallystick.errors import ProviderUnreachable
 from tallystick.movement import flow as sending
 from tallystick.movement import store as intents
 from tallystick.movement.rules import permit as leave_well
-from tallystick.providers import classification, http
+from tallystick.providers import classification, http, paging
 from tallystick.providers.adyen import reading as adyen_reading
 from tallystick.providers.adyen import webhook as adyen_webhook
 from tallystick.providers.square import answers as square_answers
@@ -144,6 +144,11 @@ def half_a_list_is_the_whole() -> None:
     cast("Any", stripe_listing).movements = movements
 
 
+def a_page_is_asked_for_once() -> None:
+    """A list of a thousand pages begins anew wherever one of them fails."""
+    cast("Any", paging).PAUSES = ()
+
+
 def _leave(spoilt: Callable[[Any, Any], tuple[Any, Any]]) -> None:
     def leave(known: Any, wanted: Any, **times: Any) -> Any:
         return leave_well(*spoilt(known, wanted), **times)
@@ -234,6 +239,10 @@ PROVIDER_BUGS: Mapping[str, Bug] = {
             f"{CONTRACT}test_a_lookup_that_was_not_answered_proves_nothing[stripe-{fault}]"
             for fault in ("gateway_503", "cut_body", "empty_200")
         ),
+    ),
+    "a_page_is_asked_for_once": Bug(
+        a_page_is_asked_for_once,
+        (CONTRACT + "test_a_page_that_does_not_come_is_asked_for_again[stripe]",),
     ),
     "half_a_list_is_the_whole": Bug(
         half_a_list_is_the_whole, (CONTRACT + "test_a_list_that_breaks_off_is_not_taken_for_the_whole[stripe]",)

@@ -19,6 +19,7 @@ from tallystick.access.store import ensure_tenant
 from tallystick.errors import Misconfigured, RestoredDatabase, Unreachable
 from tallystick.keys.derived import digest, uuid_form
 from tallystick.ledger.decisions import Reviewed
+from tallystick.providers import paging
 from tallystick.providers.port import Provider
 from tallystick.providers.words import Movement, Transfer
 from tallystick.reconciliation import flow as reconciliation
@@ -647,13 +648,14 @@ async def test_a_row_transferred_between_listing_and_matching_is_no_break(till: 
 
 
 # Lists are asked for charges, refunds, transfers and payouts of each of nine days; what was made is in the last.
-@pytest.mark.parametrize("call", [1, 36])
-async def test_a_list_that_breaks_off_is_not_the_whole(till: Shop, call: int) -> None:
+# The last one goes on from others: its page is asked for again, in vain.
+@pytest.mark.parametrize("calls", [range(1, 2), range(36, 37 + len(paging.PAUSES))], ids=["first", "last"])
+async def test_a_list_that_breaks_off_is_not_the_whole(till: Shop, calls: range) -> None:
     """What came is told; what did not come is not called missing, nor asked for."""
     lost = await paid(till)
     till.control.call("POST", "reset")
     stranger = by_hand(till.control)
-    till.control.plan(f"stripe.list:gateway_503@{call}")
+    till.control.plan(", ".join(f"stripe.list:gateway_503@{call}" for call in calls))
     found, told = await compare(till, repair=True)
     assert not found.is_complete
     assert (found.compared[0].expected, found.compared[0].asked) == (0, 0)

@@ -11,7 +11,7 @@ from tallystick.keys.derived import hex64
 from tallystick.money.currencies import Purpose
 from tallystick.providers.adyen.account import AdyenAccount
 from tallystick.providers.adyen.facts import FACTS
-from tallystick.providers.adyen.listing import Broken, Listing
+from tallystick.providers.adyen.listing import Listing
 from tallystick.providers.adyen.objects import is_id, transfer_movement
 from tallystick.providers.adyen.reading import (
     fetched_transfer,
@@ -22,6 +22,7 @@ from tallystick.providers.adyen.reading import (
 from tallystick.providers.adyen.webhook import receive
 from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
 from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.words import (
     Answer,
     Busy,
@@ -148,15 +149,16 @@ class Adyen:
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
         """Every transfer that left our balance account in [since, until), both cut to whole seconds."""
         since, until = since.replace(microsecond=0), until.replace(microsecond=0)
-        async for transfer in self._listing.transfers(since, until):
-            if isinstance(transfer, Broken):
-                raise ProviderUnreachable("adyen", transfer.message.rstrip("."))
-            movement = transfer_movement(transfer)
-            if movement is None:
-                raise ProviderUnreachable("adyen", "a transfer in the list cannot be read")
-            # The end is inclusive at Adyen, and two spans share a moment.
-            if movement.created_at is None or since <= movement.created_at < until:
-                yield movement
+        try:
+            async for transfer in self._listing.transfers(since, until):
+                movement = transfer_movement(transfer)
+                if movement is None:
+                    raise ProviderUnreachable("adyen", "a transfer in the list cannot be read")
+                # The end is inclusive at Adyen, and two spans share a moment.
+                if movement.created_at is None or since <= movement.created_at < until:
+                    yield movement
+        except BrokenOff as error:
+            raise ProviderUnreachable("adyen", str(error).rstrip(".")) from error
 
     async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
         """Adyen keeps no list of events."""

@@ -8,14 +8,14 @@ the second in which two spans meet would otherwise be shown in one and counted b
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, urlencode, urlsplit
-
-import msgspec
 
 from tallystick.providers.adyen.objects import INCOMING, Page, Transfer, read, transfer_movement
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff, page_of
 from tallystick.providers.words import Absent, Exchange, Found, Looked, Lookup, Undecided
 
 # Six months are allowed; the shortest six in a row have 181 days.
@@ -28,14 +28,6 @@ MOST_PAGES: Final = 1000
 # By reference there should be one.
 MOST_LOOKUP_PAGES: Final = 10
 _OK: Final = 200
-
-
-class Broken(msgspec.Struct, frozen=True):
-    """The list ended before its end."""
-
-    code: str
-    message: str
-    exchange: Exchange | None = None
 
 
 class Listing:
@@ -53,13 +45,14 @@ class Listing:
         until = min(now + SKEW, since + LONGEST_SPAN)
         evidence: list[Exchange] = []
         found: list[Transfer] = []
-        async for page in self._pages(since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES):
-            if isinstance(page, Broken):
-                seen = tuple(evidence) + (() if page.exchange is None else (page.exchange,))
-                return Undecided(code=page.code, message=page.message, evidence=seen)
-            transfers, exchange = page
-            evidence.append(exchange)
-            found.extend(each for each in transfers if each.reference == reference)
+        try:
+            async for transfers, exchange in self._pages(
+                since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES
+            ):
+                evidence.append(exchange)
+                found.extend(each for each in transfers if each.reference == reference)
+        except BrokenOff as error:
+            return Undecided(code=error.code, message=str(error), evidence=(*evidence, error.exchange))
         movements = [transfer_movement(each) for each in found]
         known = tuple(each for each in movements if each is not None)
         if len(known) < len(found):
@@ -69,19 +62,16 @@ class Listing:
             return Found(movements=known, evidence=tuple(evidence))
         return Absent(lookup=Lookup.EXACT, evidence=tuple(evidence))
 
-    async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer | Broken]:
-        """All that left the account in [since, until), which are whole seconds."""
-        for start, end in _spans(since, until):
-            async for page in self._pages(start, end, reference=None, most_pages=MOST_PAGES):
-                if isinstance(page, Broken):
-                    yield page
-                    return
-                for transfer in page[0]:
+    async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer]:
+        """All that left the account in [since, until), which are whole seconds. Raises BrokenOff."""
+        for place, (start, end) in enumerate(_spans(since, until)):
+            async for transfers, _ in self._pages(start, end, most_pages=MOST_PAGES, begun=place > 0):
+                for transfer in transfers:
                     yield transfer
 
     async def _pages(
-        self, since: datetime, until: datetime, *, reference: str | None, most_pages: int
-    ) -> AsyncIterator[tuple[list[Transfer], Exchange] | Broken]:
+        self, since: datetime, until: datetime, *, reference: str | None = None, most_pages: int, begun: bool = False
+    ) -> AsyncIterator[tuple[list[Transfer], Exchange]]:
         query = {
             "balanceAccountId": self._balance_account,
             "createdSince": _text(since),
@@ -92,23 +82,25 @@ class Listing:
         if reference is not None:
             query["reference"] = reference
         for _ in range(most_pages):
-            said = await self._line.ask("GET", f"/transfers?{urlencode(query)}")
-            if not isinstance(said.result, Reply):
-                yield Broken("unanswered", f"Adyen did not answer: {said.result.reason}.", said.exchange)
-                return
-            page = read(said.result.body, Page) if said.result.status == _OK else None
-            if page is None:
-                yield Broken("answer_unreadable", f"Adyen answered {said.result.status}.", said.exchange)
-                return
-            yield [each for each in page.data if each.direction != INCOMING], said.exchange
+            page, exchange = await page_of(partial(self._page, urlencode(query)), begun=begun)
+            yield [each for each in page.data if each.direction != INCOMING], exchange
+            begun = True
             if page.links.next is None:
                 return
             cursor = parse_qs(urlsplit(page.links.next.href).query).get("cursor", [""])[-1]
             if not cursor:
-                yield Broken("answer_unreadable", "Adyen names a next page without its cursor.", said.exchange)
-                return
+                raise BrokenOff("Adyen names a next page without its cursor.", exchange, code="answer_unreadable")
             query["cursor"] = cursor
-        yield Broken("too_many_pages", f"Adyen's list has more than {most_pages} pages.")
+        raise BrokenOff(f"Adyen's list has more than {most_pages} pages.", exchange, code="too_many_pages")
+
+    async def _page(self, query: str) -> tuple[Page, Exchange]:
+        said = await self._line.ask("GET", f"/transfers?{query}")
+        if not isinstance(said.result, Reply):
+            raise BrokenOff(f"Adyen did not answer: {said.result.reason}.", said.exchange, code="unanswered")
+        page = read(said.result.body, Page) if said.result.status == _OK else None
+        if page is None:
+            raise BrokenOff(f"Adyen answered {said.result.status}.", said.exchange, code="answer_unreadable")
+        return page, said.exchange
 
 
 def _spans(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -63,11 +63,17 @@ async def movements(line: Line, *, location_id: str, since: datetime, until: dat
     # nothing and miss nothing, also where the first was read before its last second was over.
     first, end = since.replace(microsecond=0), until.replace(microsecond=0)
     odd: list[str] = []
-    for purpose in _ORDER:
+    for place, purpose in enumerate(_ORDER):
         # Neither whether the list's end belongs to it is said, nor how its times are rounded: a little more is asked
         # for, and what belongs to the span is decided here.
         listed = pages(
-            line, purpose, location_id=location_id, since=first - _SECOND, until=end + _SECOND, most=MOST_PAGES
+            line,
+            purpose,
+            location_id=location_id,
+            since=first - _SECOND,
+            until=end + _SECOND,
+            most=MOST_PAGES,
+            begun=place > 0,
         )
         try:
             async for page, _ in listed:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 from tallystick.money.currencies import Purpose
+from tallystick.providers import paging
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line, Said
 from tallystick.providers.paging import BrokenOff
@@ -29,9 +31,9 @@ def page_in(said: Said, name: str) -> Page:
 
 
 async def pages(
-    line: Line, purpose: Purpose, *, location_id: str, since: datetime, until: datetime, most: int
+    line: Line, purpose: Purpose, *, location_id: str, since: datetime, until: datetime, most: int, begun: bool = False
 ) -> AsyncIterator[tuple[Page, Exchange]]:
-    """Every page to the end. Raises BrokenOff, also when there are more pages than `most`."""
+    """Every page to the end; it has `begun` where it goes on from another list. Raises BrokenOff, also after `most`."""
     question = {
         "begin_time": text_of(since),
         # Written in whole milliseconds, an end would be a little early.
@@ -43,15 +45,20 @@ async def pages(
     }
     for _ in range(most):
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in question.items())
-        said = await line.ask("GET", f"{PATHS[purpose]}?{query}")
-        page = page_in(said, f"{NAMES[purpose]}s")
-        yield page, said.exchange
+        page, exchange = await paging.page_of(partial(_page, line, purpose, query), begun=begun)
+        yield page, exchange
+        begun = True
         if not page.cursor:
             return
         if page.cursor == question.get("cursor"):
-            raise BrokenOff("the list does not go on from its own cursor", said.exchange)
+            raise BrokenOff("the list does not go on from its own cursor", exchange)
         question["cursor"] = page.cursor
-    raise BrokenOff(f"the list has more than {most} pages", said.exchange)
+    raise BrokenOff(f"the list has more than {most} pages", exchange)
+
+
+async def _page(line: Line, purpose: Purpose, query: str) -> tuple[Page, Exchange]:
+    said = await line.ask("GET", f"{PATHS[purpose]}?{query}")
+    return page_in(said, f"{NAMES[purpose]}s"), said.exchange
 
 
 def text_of(moment: datetime) -> str:

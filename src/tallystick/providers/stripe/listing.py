@@ -52,8 +52,8 @@ async def movements(
     odd: list[str] = []
     sources: list[tuple[Purpose, str]] = [(purpose, "") for purpose in _ORDER]
     sources += [("payout", account) for account in connected_accounts]
-    for purpose, account in sources:
-        async for movement in _kind(line, purpose, span, account, odd):
+    for place, (purpose, account) in enumerate(sources):
+        async for movement in _kind(line, purpose, span, account, odd, begun=place > 0):
             yield movement
     if odd:
         more = f" and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
@@ -80,10 +80,12 @@ async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
         raise ProviderUnreachable("stripe", str(error)) from error
 
 
-async def _kind(line: Line, purpose: Purpose, span: Pairs, account: str, odd: list[str]) -> AsyncIterator[Movement]:
+async def _kind(
+    line: Line, purpose: Purpose, span: Pairs, account: str, odd: list[str], *, begun: bool
+) -> AsyncIterator[Movement]:
     """All of one kind that can be read; the rest is added to `odd`."""
     try:
-        async for page, exchange in pages(line, PATHS[purpose], span, account=account, most=MOST_PAGES):
+        async for page, exchange in pages(line, PATHS[purpose], span, account=account, most=MOST_PAGES, begun=begun):
             for index, item in enumerate(page.data):
                 try:
                     movement = read_object(purpose, item).movement(account)

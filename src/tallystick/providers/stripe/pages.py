@@ -1,10 +1,12 @@
 """Stripe's lists, page by page, newest first. A list that breaks off is never taken for its end."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from tallystick.providers import paging
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
 from tallystick.providers.paging import BrokenOff
@@ -38,16 +40,17 @@ async def page_of(line: Line, path: str, pairs: Pairs, *, account: str = "") -> 
 
 
 async def pages(
-    line: Line, path: str, pairs: Pairs, *, account: str = "", most: int
+    line: Line, path: str, pairs: Pairs, *, account: str = "", most: int, begun: bool = False
 ) -> AsyncIterator[tuple[Page, Exchange]]:
-    """Every page to the end. Raises BrokenOff, also when there are more pages than `most`."""
-    after: Pairs = ()
+    """Every page to the end; it has `begun` where it goes on from another list. Raises BrokenOff, also after `most`."""
+    asked = pairs
     for _ in range(most):
-        page, exchange = await page_of(line, path, (*pairs, *after), account=account)
+        page, exchange = await paging.page_of(partial(page_of, line, path, asked, account=account), begun=begun)
         yield page, exchange
+        begun = True
         if not page.has_more:
             return
-        after = (("starting_after", item_id(page.data, -1, exchange)),)
+        asked = (*pairs, ("starting_after", item_id(page.data, -1, exchange)))
     raise BrokenOff(f"the list has more than {most} pages", exchange)
 
 

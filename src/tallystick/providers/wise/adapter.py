@@ -11,10 +11,11 @@ from tallystick.money.amounts import is_currency
 from tallystick.money.currencies import Purpose
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line
+from tallystick.providers.paging import BrokenOff
 from tallystick.providers.wise import objects
 from tallystick.providers.wise.account import WiseAccount
 from tallystick.providers.wise.facts import FACTS
-from tallystick.providers.wise.listing import Broken, Listing
+from tallystick.providers.wise.listing import Listing
 from tallystick.providers.wise.saga import Saga
 from tallystick.providers.wise.webhook import public_keys, receive
 from tallystick.providers.wise.wording import Wording, refused, wording
@@ -144,14 +145,15 @@ class Wise:
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
         """Every transfer that was made in [since, until), funded or not, both cut to whole seconds."""
         since, until = since.replace(microsecond=0), until.replace(microsecond=0)
-        async for transfer in self._listing.transfers(since, until):
-            if isinstance(transfer, Broken):
-                raise ProviderUnreachable("wise", transfer.message.rstrip("."))
-            movement = objects.movement(transfer)
-            if movement is None:
-                raise ProviderUnreachable("wise", f"the amount of transfer {transfer.id} cannot be read")
-            if movement.created_at is None or since <= movement.created_at < until:
-                yield movement
+        try:
+            async for transfer in self._listing.transfers(since, until):
+                movement = objects.movement(transfer)
+                if movement is None:
+                    raise ProviderUnreachable("wise", f"the amount of transfer {transfer.id} cannot be read")
+                if movement.created_at is None or since <= movement.created_at < until:
+                    yield movement
+        except BrokenOff as error:
+            raise ProviderUnreachable("wise", str(error).rstrip(".")) from error
 
     async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
         """Wise keeps no list of events."""

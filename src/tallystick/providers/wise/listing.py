@@ -10,6 +10,7 @@ the second in which two spans meet would otherwise be shown in one and counted b
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 
@@ -17,6 +18,7 @@ import msgspec
 
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Line
+from tallystick.providers.paging import BrokenOff, page_of
 from tallystick.providers.wise.objects import Transfer, movement, read
 from tallystick.providers.words import Absent, Exchange, Found, Looked, Lookup, Undecided
 
@@ -28,20 +30,12 @@ MOST_PAGES: Final = 500
 _OK: Final = 200
 
 
-class Broken(msgspec.Struct, frozen=True):
-    """The list ended before its end."""
-
-    code: str
-    message: str
-    exchange: Exchange | None = None
-
-
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What a search found. `broken`: it was not read to its end, and found nothing."""
 
     transfers: tuple[Transfer, ...]
     evidence: tuple[Exchange, ...]
-    broken: Broken | None = None
+    broken: BrokenOff | None = None
 
 
 class Listing:
@@ -56,7 +50,7 @@ class Listing:
         """Read all since the first send. One that is found unfunded is `waiting`: the same key goes on from there."""
         finding = await self.find(reference, first_sent_at=first_sent_at, until=now)
         if finding.broken is not None:
-            return Undecided(code=finding.broken.code, message=finding.broken.message, evidence=finding.evidence)
+            return Undecided(code=finding.broken.code, message=str(finding.broken), evidence=finding.evidence)
         movements = [movement(each) for each in finding.transfers]
         known = tuple(each for each in movements if each is not None)
         if len(known) < len(movements):
@@ -70,27 +64,24 @@ class Listing:
         """The transfers under our reference, each once, made between the two moments by whoever's clock."""
         evidence: tuple[Exchange, ...] = ()
         found: dict[int, Transfer] = {}
-        async for page in self._pages(first_sent_at - SKEW, until + SKEW):
-            if isinstance(page, Broken):
-                seen = evidence if page.exchange is None else (*evidence, page.exchange)
-                return Finding(transfers=(), evidence=seen, broken=page)
-            evidence += (page[1],)
-            found |= {each.id: each for each in page[0] if each.reference == reference}
+        try:
+            async for transfers, exchange in self._pages(first_sent_at - SKEW, until + SKEW):
+                evidence += (exchange,)
+                found |= {each.id: each for each in transfers if each.reference == reference}
+        except BrokenOff as error:
+            return Finding(transfers=(), evidence=(*evidence, error.exchange), broken=error)
         return Finding(transfers=tuple(found.values()), evidence=evidence)
 
-    async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer | Broken]:
-        """All that were made, each once; `since` and `until` are whole seconds."""
+    async def transfers(self, since: datetime, until: datetime) -> AsyncIterator[Transfer]:
+        """All that were made, each once; `since` and `until` are whole seconds. Raises BrokenOff."""
         seen: set[int] = set()
-        async for page in self._pages(since, until):
-            if isinstance(page, Broken):
-                yield page
-                return
-            for transfer in page[0]:
+        async for transfers, _ in self._pages(since, until):
+            for transfer in transfers:
                 if transfer.id not in seen:
                     seen.add(transfer.id)
                     yield transfer
 
-    async def _pages(self, since: datetime, until: datetime) -> AsyncIterator[tuple[list[Transfer], Exchange] | Broken]:
+    async def _pages(self, since: datetime, until: datetime) -> AsyncIterator[tuple[list[Transfer], Exchange]]:
         query = {
             "profile": self._profile_id,
             "createdDateStart": _text(since),
@@ -101,19 +92,21 @@ class Listing:
         offset = 0
         for _ in range(MOST_PAGES):
             query["offset"] = str(offset)
-            said = await self._line.ask("GET", f"/v1/transfers?{urlencode(query)}")
-            if not isinstance(said.result, Reply):
-                yield Broken("unanswered", f"Wise did not answer: {said.result.reason}.", said.exchange)
-                return
-            transfers = read(said.result.body, list[Transfer]) if said.result.status == _OK else None
-            if transfers is None:
-                yield Broken("answer_unreadable", f"Wise answered {said.result.status}.", said.exchange)
-                return
-            yield transfers, said.exchange
+            transfers, exchange = await page_of(partial(self._page, urlencode(query)), begun=offset > 0)
+            yield transfers, exchange
             if not transfers:
                 return
             offset += len(transfers)
-        yield Broken("too_many_pages", f"Wise's list has more than {MOST_PAGES} pages.")
+        raise BrokenOff(f"Wise's list has more than {MOST_PAGES} pages.", exchange, code="too_many_pages")
+
+    async def _page(self, query: str) -> tuple[list[Transfer], Exchange]:
+        said = await self._line.ask("GET", f"/v1/transfers?{query}")
+        if not isinstance(said.result, Reply):
+            raise BrokenOff(f"Wise did not answer: {said.result.reason}.", said.exchange, code="unanswered")
+        transfers = read(said.result.body, list[Transfer]) if said.result.status == _OK else None
+        if transfers is None:
+            raise BrokenOff(f"Wise answered {said.result.status}.", said.exchange, code="answer_unreadable")
+        return transfers, said.exchange
 
 
 def _text(at: datetime) -> str:
