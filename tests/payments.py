@@ -166,7 +166,7 @@ async def checkout(
         stack.push_async_callback(provider.close)
         known = {world.name: provider}
         sender = await stack.enter_async_context(Sender(database, known, limits=limits))
-        releases = Releases(database, known, hold=HOLD, limits=limits)
+        releases = Releases(database, known, sender, hold=HOLD, limits=limits)
         orders = await stack.enter_async_context(
             Orders(database, ttl=ttl, grace=grace, releases=releases, limits=limits)
         )

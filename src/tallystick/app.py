@@ -232,15 +232,16 @@ def timekeeper(service: Service) -> Timekeeper:
 def orders_of(
     settings: Settings,
     database: Database,
+    known: Mapping[str, Provider],
+    sender: Sender,
     *,
     changed: Changed = unannounced,
     reach: Log | None = None,
-    known: Mapping[str, Provider] | None = None,
     limits: Limits = LIMITS,
 ) -> Orders:
     """The gate, with how long a reservation holds by the settings.
 
-    `reach`: where webhooks go before the database. `known`: where payments are cancelled before an order is swept.
+    `reach`: where webhooks go before the database. Before an order is swept, its payment is cancelled at the provider.
     """
     return Orders(
         database,
@@ -248,7 +249,7 @@ def orders_of(
         grace=timedelta(seconds=settings.reservation_grace_seconds),
         changed=changed,
         log=reach,
-        releases=Releases(database, known or {}, hold=timedelta(seconds=settings.sweep_hold_seconds), limits=limits),
+        releases=Releases(database, known, sender, hold=timedelta(seconds=settings.sweep_hold_seconds), limits=limits),
         limits=limits,
     )
 
@@ -345,7 +346,7 @@ async def running(
                 Announcer(database, limits=limits) as announcer,
                 webhook_log(settings, database, limits=limits) as (log, intake, reach),
                 orders_of(
-                    settings, database, changed=announcer.changed, reach=reach, known=known, limits=limits
+                    settings, database, known, sender, changed=announcer.changed, reach=reach, limits=limits
                 ) as orders,
                 Payments(
                     database, known, sender, provider=settings.provider, changed=announcer.changed, limits=limits

@@ -12,7 +12,7 @@ from typing import Any
 
 from tallystick import app
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Answer, Sending, Transfer
+from tallystick.providers.words import Answer, Instruction, Sending
 from tests.providers.worlds import WORLDS, Control
 from tests.settlements import Shop, shop
 
@@ -30,10 +30,10 @@ class Terminated:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
 
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
+    async def send(self, transfer: Instruction, sending: Sending) -> Answer:
         if self._when == "before_the_send":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = await self._adapter.transfer(transfer, sending)
+        answer = await self._adapter.send(transfer, sending)
         if self._when == "after_the_answer":
             os.kill(os.getpid(), signal.SIGKILL)
         return answer

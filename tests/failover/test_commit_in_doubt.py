@@ -16,6 +16,7 @@ from tallystick.errors import OutcomeUnknown
 from tallystick.settings import LIMITS
 from tests.failover.cluster import Cluster
 from tests.providers.worlds import WORLDS, Control
+from tests.sends import send_alone
 from tests.settlements import books, shop
 
 # Told soon that nobody knows: the batch is not tried again for five seconds.
@@ -136,7 +137,16 @@ async def test_a_sender_is_told_that_its_leave_is_in_doubt(cluster: Cluster, dsn
     async with shop(dsn, control, limits=HURRIED) as till:
         with cluster.standbys["anna"].halted(), cluster.standbys["bert"].halted():
             sending = asyncio.create_task(
-                till.sender.send(till.tenant, "simulator", stripe.instruction(), since=datetime.now(UTC))
+                send_alone(
+                    till.database,
+                    till.sender,
+                    till.providers["simulator"],
+                    till.tenant,
+                    stripe.instruction(),
+                    since=datetime.now(UTC),
+                    name="simulator",
+                    limits=HURRIED,
+                )
             )
             assert await cut_short(cluster, sending) >= 1
             assert isinstance(sending.exception(), OutcomeUnknown)

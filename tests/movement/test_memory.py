@@ -131,7 +131,7 @@ async def test_a_payout_that_a_lost_life_paid_in_another_generation_is_a_persons
         generation=1,
     )
     now = datetime.now(UTC)
-    sent = await provider.transfer(
+    sent = await provider.send(
         Transfer(
             key=key,
             destination=made.destination,

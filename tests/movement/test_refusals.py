@@ -56,17 +56,17 @@ async def only(payer: Shop) -> Row:
 def lose_the_first_answer(payer: Shop) -> list[Answer]:
     """What the provider said to the first send comes here, and nobody else hears it."""
     provider: Any = payer.providers["simulator"]
-    original = provider.transfer
+    original = provider.send
     unheard: list[Answer] = []
 
-    async def transfer(instruction: Transfer, sending: Sending) -> Answer:
+    async def send(instruction: Transfer, sending: Sending) -> Answer:
         answer: Answer = await original(instruction, sending)
         if unheard:
             return answer
         unheard.append(answer)
         return Unknown(code="unanswered", message="")
 
-    provider.transfer = transfer
+    provider.send = send
     return unheard
 
 
@@ -275,13 +275,14 @@ async def test_a_refund_that_the_books_show_is_completed_whatever_its_refusal_sa
     """Called failed, a person would give the money back a second time."""
     order, payment = await till.ghost()
     provider: Any = till.shop.provider
-    original = provider.refund
+    original = provider.send
 
-    async def refund(instruction: Refund, sending: Sending) -> Answer:
+    async def send(instruction: Refund, sending: Sending) -> Answer:
+        assert isinstance(instruction, Refund)
         assert isinstance(await original(instruction, sending), Done)
         return Refused(code=refusal, message="")
 
-    provider.refund = refund
+    provider.send = send
     await till.tell(payment)
     await till.run()
     (row,) = await till.refunds_of(order)

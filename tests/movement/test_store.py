@@ -22,7 +22,9 @@ from tallystick.movement.rules import (
     StillSending,
     Withheld,
 )
-from tallystick.movement.store import Answered, AnswerWork, Asking, Attempt, BeginWork
+from tallystick.movement.store import Answered, Asking, Attempt
+from tallystick.movement.terms import ProviderTerms
+from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.words import (
     Answer,
     Busy,
@@ -60,26 +62,39 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
 
 def asking(tenant: Tenant, number: int = 1, *, micros: int = 1_000_000, **more: Any) -> Asking:
     transfer = Transfer(key=number.to_bytes(32), destination="acct_1", amount_micros=micros, currency="USD")
+    facts = msgspec.structs.replace(
+        FACTS,
+        key_horizon=FACTS.key_margin + more.pop("remembered", timedelta(hours=23)),
+        longest_in_flight=more.pop("settles_in", timedelta(minutes=2)),
+        list_lag=timedelta(),
+    )
     values = {
-        "account": "live",
         "token": uuid4(),
         "permit_seconds": 60,
         "since": datetime.now(UTC),
-        "remembered": timedelta(hours=23),
-        "settles_in": timedelta(minutes=2),
         "mark": "settlement/stl_1",
         **more,
     }
-    return Asking(tenant=tenant, provider="stripe", purpose="transfer", instruction=transfer, **values)
+    terms = ProviderTerms(
+        name="stripe",
+        purpose="transfer",
+        account=values.pop("account", "live"),
+        facts=facts,
+        lookup=Lookup.EXACT,
+        refusal=lambda _instruction: None,
+    )
+    return Asking(tenant=tenant, terms=terms, instruction=transfer, **values)
 
 
 async def begin(books: Ledger, *items: Asking) -> list[Attempt | Withheld]:
-    return list(await BeginWork(books.database).commit(items, patient=True))
+    async with books.database.writing() as connection:
+        return await intents.begin(connection, items)
 
 
 async def answer(books: Ledger, attempt: object, given: Answer = DONE) -> bool:
     assert isinstance(attempt, Attempt)
-    (recorded,) = await AnswerWork(books.database).commit([Answered(attempt, given)], patient=True)
+    async with books.database.writing() as connection:
+        (recorded,) = await intents.record_answers(connection, [Answered(attempt, given)])
     return recorded
 
 

@@ -15,7 +15,7 @@ from tallystick.movement.life import rules as lives
 from tallystick.movement.life import store as whereabouts
 from tallystick.movement.mark import FROM_MEMORY, UNEXPLAINED
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Charge, Done, Event, Instruction, Movement, Refund, Sending, Transfer
+from tallystick.providers.words import Charge, Done, Event, Instruction, Movement, Sending, Transfer
 from tallystick.reconciliation.flow import reconcile
 from tallystick.recovery.reading import Reader
 from tallystick.simulator.process import start
@@ -97,7 +97,7 @@ async def made_elsewhere(provider: Provider, number: int = 1, *, mark: str) -> M
     instruction = Transfer(
         key=number.to_bytes(32, "big"), destination="acct_good", amount_micros=5_000_000, currency="EUR"
     )
-    sent = await provider.transfer(instruction, msgspec.structs.replace(leave(), mark=mark))
+    sent = await provider.send(instruction, msgspec.structs.replace(leave(), mark=mark))
     assert isinstance(sent, Done), sent
     # The simulator is configured under its own name, and speaks as Stripe.
     return msgspec.structs.replace(sent.movement, provider="simulator")
@@ -361,13 +361,7 @@ async def test_news_of_a_payment_that_nothing_here_has_asked_for_stops_charges(d
 
 async def send_marked(provider: Provider, instruction: Instruction, mark: str) -> Movement:
     sending: Sending = msgspec.structs.replace(leave(), mark=mark)
-    match instruction:
-        case Charge():
-            answer = await provider.charge(instruction, sending)
-        case Refund():
-            answer = await provider.refund(instruction, sending)
-        case Transfer():
-            answer = await provider.transfer(instruction, sending)
+    answer = await provider.send(instruction, sending)
     assert isinstance(answer, Done), answer
     return answer.movement
 

@@ -1,7 +1,6 @@
 """Bugs of the flow that pays orders: see `bugs`."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, cast
@@ -14,10 +13,8 @@ from tallystick.checkout.payment import rules as deciders
 from tallystick.checkout.payment.review.flow import PaymentReviews
 from tallystick.checkout.release.rules import Release
 from tallystick.ledger.outcome import Rejected
-from tallystick.movement import flow as sending
 from tallystick.movement import steps
-from tallystick.providers.steady import steady
-from tallystick.providers.words import Sending, Unknown
+from tallystick.providers.words import Unknown
 from tests.planted.bug import Bug, migrated
 
 FLOW: Final = "tests/checkout/payment/test_flow.py::"
@@ -28,41 +25,6 @@ CORE: Final = "tests/checkout/payment/test_rules.py::"
 KEYS: Final = "tests/checkout/payment/test_key.py::"
 WEB_KEYS: Final = "tests/http/test_payment_key.py::"
 CRASH: Final = "tests/faults/test_payment_crash.py::"
-
-
-def charged_before_the_intent_is_committed() -> None:
-    """The provider is called while the transaction that holds log, intent and attempt is still open."""
-    original = store.click
-    answers: dict[bytes, Any] = {}
-    providers: list[Any] = []
-    made = flow.Payments.__init__
-
-    def init(self: Any, database: Any, known: Any, *arguments: Any, **more: Any) -> None:
-        providers.append(known)
-        made(self, database, known, *arguments, **more)
-
-    async def click(connection: Any, items: Sequence[Any], terms: Any) -> Any:
-        decided = await original(connection, items, terms)
-        for answer in decided:
-            if isinstance(answer, store.Begun):
-                permit = Sending(
-                    first_sent_at=answer.attempt.first_sent_at,
-                    not_after=answer.attempt.not_after,
-                    sendable_until=steady() + 10,
-                )
-                adapter = providers[-1][answer.charge.provider]
-                answers[answer.charge.key] = await call(adapter, answer.instruction, permit)
-        return decided
-
-    call = sending.call
-
-    async def called(adapter: Any, instruction: Any, permit: Any) -> Any:
-        early = answers.pop(instruction.key, None)
-        return early if early is not None else await call(adapter, instruction, permit)
-
-    cast("Any", flow.Payments).__init__ = init
-    cast("Any", store).click = click
-    cast("Any", sending).call = called
 
 
 def new_attempt_after_an_unknown_answer() -> None:
@@ -291,10 +253,6 @@ PAYMENT_BUGS: Final = {
     "keys of /pay are everybody's": Bug(
         keys_of_all_tenants,
         (f"{WEB_KEYS}test_the_same_key_with_another_payload_is_refused_by_the_fields_that_differ",),
-    ),
-    "charged before the intent is committed": Bug(
-        charged_before_the_intent_is_committed,
-        (f"{FLOW}test_nothing_is_sent_before_log_and_intent_are_committed",),
     ),
     "new attempt after an unknown answer": Bug(
         new_attempt_after_an_unknown_answer,

@@ -1,7 +1,7 @@
 """Bugs in the way to a provider: see `bugs`."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 from uuid import uuid4
 
@@ -28,25 +28,39 @@ from tallystick.providers.words import Absent, Done, Lookup, Movement, Sending, 
 from tests.planted.bug import Bug
 
 CONTRACT = "tests/providers/test_contract.py::"
+SAGA = "tests/checkout/saga/test_attacks.py::"
 INTENT = "tests/movement/test_store.py::"
 
 
 def sent_before_commit() -> None:
-    """The provider is called first, and what was asked of it recorded after."""
-    original = sending.Sender.send
+    """The provider is called while the transaction is open that makes intent and attempt. Every flow must turn red."""
+    begin, call, made = intents.begin, sending.call, sending.Sender.__init__
+    providers: dict[str, Any] = {}
+    answers: dict[bytes, Any] = {}
 
-    async def send(self: Any, tenant: Any, provider: str, instruction: Any, **more: Any) -> Any:
-        now = datetime(2026, 1, 1, tzinfo=UTC)
-        early = Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10)
-        answer = await sending.call(self._providers[provider], instruction, early)
+    def init(self: Any, database: Any, known: Any, **more: Any) -> None:
+        providers.update(known)
+        made(self, database, known, **more)
 
-        async def known(*_arguments: object) -> Any:
-            return answer
+    async def begin_and_send(connection: Any, items: Any) -> Any:
+        begun = await begin(connection, items)
+        for item, attempt in zip(items, begun, strict=True):
+            if isinstance(attempt, intents.Attempt):
+                early = Sending(
+                    first_sent_at=attempt.first_sent_at,
+                    not_after=attempt.not_after,
+                    sendable_until=steady() + 10,
+                    mark=attempt.mark,
+                )
+                answers[attempt.key] = await call(providers[item.provider], item.instruction, early)
+        return begun
 
-        cast("Any", sending).call = known
-        return await original(self, tenant, provider, instruction, **more)
+    async def told(adapter: Any, instruction: Any, permit: Any) -> Any:
+        return answers.pop(instruction.key, None) or await call(adapter, instruction, permit)
 
-    cast("Any", sending.Sender).send = send
+    cast("Any", sending.Sender).__init__ = init
+    cast("Any", intents).begin = begin_and_send
+    cast("Any", sending).call = told
 
 
 def leave_not_checked() -> None:
@@ -179,7 +193,12 @@ def done_is_sent_again() -> None:
 PROVIDER_BUGS: Mapping[str, Bug] = {
     "sent_before_commit": Bug(
         sent_before_commit,
-        ("tests/movement/test_flow.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",),
+        (
+            "tests/movement/test_flow.py::test_what_is_sent_is_committed_before_its_first_byte_leaves",
+            "tests/settlement/tick/test_flow.py::test_what_is_sent_is_claimed_and_posted_before_its_first_byte_leaves",
+            "tests/checkout/payment/test_flow.py::test_nothing_is_sent_before_log_and_intent_are_committed",
+            f"{SAGA}test_nothing_is_given_back_before_receipt_log_and_intent_are_committed",
+        ),
     ),
     "resent_past_the_horizon": Bug(
         resent_past_the_horizon,

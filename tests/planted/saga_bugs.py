@@ -15,8 +15,7 @@ from tallystick.checkout.saga import store as saga
 from tallystick.checkout.saga.rules import GiveBack, Pay, ToldBefore
 from tallystick.movement import flow as sending
 from tallystick.movement.steps import Failed, Happened, LookUp
-from tallystick.providers.steady import steady
-from tallystick.providers.words import Refused, Sending
+from tallystick.providers.words import Refused
 from tallystick.webhooks.rules import Compensated, Recorded
 from tests.planted.bug import Bug, migrated
 
@@ -46,36 +45,6 @@ def _deciding(spoilt: Any) -> None:
 
     cast("Any", core).decide = decide
     cast("Any", core).honest = original
-
-
-def refunded_before_the_intent_is_committed() -> None:
-    """The provider is called while the transaction that holds receipt, log, intent and attempt is still open."""
-    original, call, made = refund.begin, sending.call, flow.Refunds.__init__
-    answers: dict[bytes, Any] = {}
-    providers: list[Any] = []
-
-    def init(self: Any, database: Any, known: Any, *arguments: Any, **more: Any) -> None:
-        providers.append(known)
-        made(self, database, known, *arguments, **more)
-
-    async def begin(connection: Any, debts: Sequence[Any], terms: Any) -> Any:
-        begun = await original(connection, debts, terms)
-        for one in begun:
-            permit = Sending(
-                first_sent_at=one.attempt.first_sent_at,
-                not_after=one.attempt.not_after,
-                sendable_until=steady() + 10,
-            )
-            answers[one.owed.key] = await call(providers[-1][one.owed.provider], one.instruction, permit)
-        return begun
-
-    async def called(adapter: Any, instruction: Any, permit: Any) -> Any:
-        early = answers.pop(instruction.key, None)
-        return early if early is not None else await call(adapter, instruction, permit)
-
-    cast("Any", flow.Refunds).__init__ = init
-    cast("Any", refund).begin = begin
-    cast("Any", sending).call = called
 
 
 def no_intent_asked_for() -> None:
@@ -280,10 +249,6 @@ def pauses_without_an_end() -> None:
 
 
 SAGA_BUGS: Mapping[str, Bug] = {
-    "refunded before the intent is committed": Bug(
-        refunded_before_the_intent_is_committed,
-        (f"{ATTACKS}test_nothing_is_given_back_before_receipt_log_and_intent_are_committed",),
-    ),
     "a refund without an intent": Bug(
         no_intent_asked_for, (f"{RULES}test_a_refund_without_its_committed_intent_is_refused[embedded18]",)
     ),

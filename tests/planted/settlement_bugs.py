@@ -10,7 +10,6 @@ from uuid import uuid4
 import msgspec
 
 from tallystick.keys.derived import digest
-from tallystick.movement import flow as sending
 from tallystick.movement import steps
 from tallystick.movement import store as intents
 from tallystick.movement.steps import NOTHING_SENT, Failed
@@ -54,7 +53,7 @@ def words_believed(**doubts: Any) -> None:
     def believed(history: Any, answer: Any, **more: Any) -> Any:
         return original(doubts.get("history", history), answer, **{**more, **doubts.get("more", {})})
 
-    cast("Any", ticks).believed = believed
+    cast("Any", sending).believed = believed
 
 
 def no_fence() -> None:
@@ -97,32 +96,6 @@ def recoveries_wait_for_each_other() -> None:
 def claimed_in_two_steps() -> None:
     """What is pending is looked up first, and claimed then."""
     _reworded("claim", (" FOR UPDATE SKIP LOCKED", ""))
-
-
-def sent_before_the_claim_is_committed() -> None:
-    """The provider is called while the claim's transaction is open."""
-    begin, call = intents.begin, sending.call
-    answers: dict[bytes, Any] = {}
-
-    async def begin_and_send(connection: Any, items: Any) -> Any:
-        begun = await begin(connection, items)
-        for item in items:
-            until = Sending(first_sent_at=_NEVER, not_after=_NEVER, sendable_until=math.inf)
-            answers[item.instruction.key] = await call(_ADAPTERS[item.provider], item.instruction, until)
-        return begun
-
-    async def told(adapter: Any, instruction: Any, until: Any) -> Any:
-        return answers.pop(instruction.key) if instruction.key in answers else await call(adapter, instruction, until)
-
-    asking = ticks._Run._asking
-
-    def knowing(self: Any, row: Any, adapter: Any) -> Any:
-        _ADAPTERS[row.provider] = adapter
-        return asking(self, row, adapter)
-
-    cast("Any", ticks._Run)._asking = knowing
-    cast("Any", ticks).intents = _Module(intents, begin=begin_and_send)
-    cast("Any", sending).call = told
 
 
 def new_key_for_each_claim() -> None:
@@ -190,8 +163,8 @@ def successor_does_not_wait() -> None:
 
 
 def leave_never_ends() -> None:
-    """A tick's sends may be written however late."""
-    cast("Any", ticks).Sending = lambda **said: Sending(**{**said, "sendable_until": math.inf})
+    """What is sent may be written however late."""
+    cast("Any", sending).Sending = lambda **said: Sending(**{**said, "sendable_until": math.inf})
 
 
 def posted_again_when_run_again() -> None:
@@ -237,9 +210,6 @@ class _Module:
         return getattr(self._original, name)
 
 
-_ADAPTERS: dict[str, Any] = {}
-_NEVER: Any = None
-
 SETTLEMENT_BUGS: Mapping[str, Bug] = {
     "no_fence": Bug(no_fence, (SETTLING + "test_the_worker_that_lost_its_claim_changes_nothing",)),
     "late_worker_finishes": Bug(
@@ -260,10 +230,6 @@ SETTLEMENT_BUGS: Mapping[str, Bug] = {
     ),
     "recoveries_wait_for_each_other": Bug(
         recoveries_wait_for_each_other, (SETTLING + "test_two_recoveries_at_once_share_no_row_and_neither_waits",)
-    ),
-    "sent_before_the_claim_is_committed": Bug(
-        sent_before_the_claim_is_committed,
-        (SETTLING + "test_what_is_sent_is_claimed_and_posted_before_its_first_byte_leaves",),
     ),
     "new_key_for_each_claim": Bug(
         new_key_for_each_claim, (SETTLING + "test_what_is_proven_absent_is_sent_once_more_under_the_same_key",)

@@ -171,9 +171,7 @@ async def test_nothing_is_sent_without_leave(world: World, provider: Provider, b
 
 
 async def _with_leave(provider: Provider, instruction: Instruction, seconds: float) -> Any:
-    if isinstance(instruction, Transfer):
-        return await provider.transfer(instruction, leave(seconds))
-    return await provider.charge(instruction, leave(seconds))  # type: ignore[arg-type]
+    return await provider.send(instruction, leave(seconds))
 
 
 async def test_a_lookup_finds_what_was_made_although_nobody_was_told(
@@ -202,6 +200,25 @@ async def test_a_lookup_that_was_not_answered_proves_nothing(
     books.plan(f"{world.name}.*:{fault}@*")
     looked = await provider.look_up(world.instruction(), first_sent_at=books.now(), now=books.now())
     assert isinstance(looked, Undecided), looked
+
+
+async def test_a_question_for_one_movement_tells_what_is_not_there_from_what_was_not_said(
+    world: World, provider: Provider, books: Control
+) -> None:
+    made_one = await send(provider, world.instruction())
+    assert isinstance(made_one, Done), made_one
+    found = await provider.fetch(world.purpose, made_one.id)
+    assert isinstance(found, Done), found
+    assert found.movement.id == made_one.id
+    # As long, and of the same letters, and nobody's.
+    other = made_one.id[:-4] + ("9999" if made_one.id[-4:] != "9999" else "8888")
+    assert isinstance(await provider.fetch(world.purpose, other), Absent)
+    for fault, may_pass in (("gateway_503", True), ("cut_body", True), ("wrong_type_200", False)):
+        books.call("DELETE", "faults")
+        books.plan(f"{world.name}.*:{fault}@*")
+        unsaid = await provider.fetch(world.purpose, made_one.id)
+        assert isinstance(unsaid, Undecided), (fault, unsaid)
+        assert unsaid.may_pass is may_pass, fault
 
 
 async def test_the_list_of_movements_is_whole_across_its_pages(
@@ -275,20 +292,20 @@ async def test_a_refund_is_made_once_and_never_more_than_was_paid(
     world: World, provider: Provider, books: Control
 ) -> None:
     if not world.refunds:
-        assert isinstance(await provider.refund(world.refund("1"), leave()), Refused)
+        assert isinstance(await provider.send(world.refund("1"), leave()), Refused)
         return
-    paid = await provider.charge(world.charge(), leave())
+    paid = await provider.send(world.charge(), leave())
     assert isinstance(paid, Done), paid
     half = world.refund(paid.id, micros=6_170_000)
-    first, again = await provider.refund(half, leave()), await provider.refund(half, leave())
+    first, again = await provider.send(half, leave()), await provider.send(half, leave())
     assert isinstance(first, Done), first
     assert isinstance(again, Done), again
     assert first.id == again.id
     assert first.movement.parent == paid.id
     books.plan(f"{world.name}.refund:execute_then_drop")
     rest = world.refund(paid.id, 1002, micros=6_170_000)
-    assert isinstance(await provider.refund(rest, leave()), Unknown)
-    assert isinstance(await provider.refund(rest, leave()), Done)
+    assert isinstance(await provider.send(rest, leave()), Unknown)
+    assert isinstance(await provider.send(rest, leave()), Done)
     refunds = books.made(world.name, "refund")
     assert [row["amount"] for row in refunds] == [617, 617]
 
@@ -299,11 +316,11 @@ async def test_a_provider_that_cannot_do_it_says_so_before_anything_is_sent(
     books.plan(f"{world.name}.*:execute_then_500@*")
     if not provider.facts.pushes_money:
         transfer = Transfer(key=bytes(32), destination="x", amount_micros=1_000_000, currency="EUR")
-        answer = await provider.transfer(transfer, leave())
+        answer = await provider.send(transfer, leave())
         assert isinstance(answer, Refused)
         assert "third part" in answer.message
     if world.payment_method is None:
-        assert isinstance(await provider.charge(world.charge(), leave()), Refused)
+        assert isinstance(await provider.send(world.charge(), leave()), Refused)
     assert books.struck() == {}
 
 
@@ -376,17 +393,6 @@ async def test_two_hundred_are_in_flight_at_once(world: World, provider: Provide
     answers = await asyncio.gather(*(send(provider, world.instruction(number)) for number in range(1, 201)))
     assert all(isinstance(answer, Done) for answer in answers)
     assert len(books.made(world.name, world.purpose)) == 200
-
-
-async def test_what_a_provider_knows_of_one_movement_can_be_fetched(
-    world: World, provider: Provider, books: Control
-) -> None:
-    sent = await send(provider, world.instruction())
-    assert isinstance(sent, Done)
-    fetched = await provider.fetch(world.purpose, sent.id)
-    assert isinstance(fetched, Done), fetched
-    assert fetched.id == sent.id
-    assert isinstance(await provider.fetch(world.purpose, "999999999"), Unknown)
 
 
 def test_facts_are_complete_and_sane(world: World, provider: Provider) -> None:

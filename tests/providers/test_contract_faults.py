@@ -152,7 +152,7 @@ async def test_nothing_is_made_when_the_harmless_steps_fail(world: World, provid
     for step in ("quote", "recipient"):
         for fault in ("gateway_503", "cut_body", "execute_then_drop", "html_200"):
             books.plan(f"wise.{step}:{fault}")
-            answer = await provider.transfer(world.instruction(), leave())  # type: ignore[arg-type]
+            answer = await provider.send(world.instruction(), leave())
             assert isinstance(answer, Busy), (step, fault, answer)
     assert made(books, world, provider, world.instruction()) == []
 

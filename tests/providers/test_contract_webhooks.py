@@ -221,10 +221,10 @@ async def test_a_success_that_turns_bad_is_seen(
 async def test_a_refund_that_fails_later_is_told(
     world: World, listening: Provider, hook: Receiver, books: Control
 ) -> None:
-    paid = await listening.charge(world.charge(), leave())
+    paid = await listening.send(world.charge(), leave())
     assert isinstance(paid, Done), paid
     books.plan(f"{world.name}.refund:refund_failed_later")
-    refunded = await listening.refund(world.refund(paid.id), leave())
+    refunded = await listening.send(world.refund(paid.id), leave())
     assert isinstance(refunded, Done), refunded
     books.advance(seconds=2 * DAY)
     events = believed(received(listening, hook))

@@ -60,7 +60,7 @@ async def test_no_answer_log_or_error_holds_a_secret(
 @pytest.mark.parametrize("world", ["stripe"], indirect=True)
 async def test_a_clients_secret_is_told_to_its_caller_and_shown_to_nobody(world: World, provider: Provider) -> None:
     charge = msgspec.structs.replace(world.charge(), payment_method=None)
-    answer = await provider.charge(charge, leave())
+    answer = await provider.send(charge, leave())
     assert isinstance(answer, Done), answer
     assert answer.client_secret is not None
     text = answer.client_secret.reveal()

@@ -191,13 +191,7 @@ def leave(seconds: float = 10.0) -> Sending:
 
 async def send(provider: Provider, instruction: Instruction, mark: str = "") -> Answer:
     sending = msgspec.structs.replace(leave(), mark=mark)
-    match instruction:
-        case Charge():
-            return await provider.charge(instruction, sending)
-        case Refund():
-            return await provider.refund(instruction, sending)
-        case Transfer():
-            return await provider.transfer(instruction, sending)
+    return await provider.send(instruction, sending)
 
 
 def impatient(provider: Provider, seconds: float = 0.3) -> None:

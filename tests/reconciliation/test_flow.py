@@ -32,6 +32,7 @@ from tests import servers
 from tests.ledgers import broken
 from tests.providers.worlds import WORLDS, Control, World
 from tests.recoveries import AT_ONCE, recovering
+from tests.sends import send_alone
 from tests.settlements import A_WHILE, Shop, books, pass_time, shop, superuser
 
 PAYING = [world for world in WORLDS if world.purpose == "transfer"]
@@ -182,7 +183,15 @@ async def test_what_another_flow_sent_is_not_called_missing(till: Shop) -> None:
     instruction = Transfer(
         key=digest("other", number=1), destination="acct_good", amount_micros=5_000_000, currency="EUR"
     )
-    await till.sender.send(till.tenant, "simulator", instruction, since=datetime.now(UTC))
+    await send_alone(
+        till.database,
+        till.sender,
+        till.providers["simulator"],
+        till.tenant,
+        instruction,
+        since=datetime.now(UTC),
+        name="simulator",
+    )
     assert len(books(till.control)) == 1
     assert await kinds(till) == []
 

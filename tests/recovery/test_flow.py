@@ -446,7 +446,7 @@ async def _pay_next_generation(provider: Provider, view: SettlementView) -> Answ
         generation=1,
     )
     now = datetime.now(UTC)
-    return await provider.transfer(
+    return await provider.send(
         Transfer(key=later, destination=view.destination, amount_micros=view.amount_micros, currency=view.currency),
         Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10),
     )

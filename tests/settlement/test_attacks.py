@@ -66,7 +66,7 @@ async def roll_forward(till: Shop, view: SettlementView) -> Movement:
         description=view.id,
     )
     permit = Sending(first_sent_at=now, not_after=now, sendable_until=steady() + 10)
-    answer = await till.providers["simulator"].transfer(transfer, permit)
+    answer = await till.providers["simulator"].send(transfer, permit)
     assert isinstance(answer, Done), answer
     return answer.movement
 
@@ -146,7 +146,7 @@ async def test_what_came_back_once_does_not_open_the_next_generation_but_one(til
 async def test_an_answer_that_shows_a_return_opens_another_generation(till: Shop) -> None:
     """Else what came back could never be paid again."""
     simulator: Any = till.providers["simulator"]
-    original = simulator.transfer
+    original = simulator.send
 
     async def returned(transfer: Transfer, leave: Sending) -> Any:
         answer = await original(transfer, leave)
@@ -154,10 +154,10 @@ async def test_an_answer_that_shows_a_return_opens_another_generation(till: Shop
         till.control.call("POST", "act", {"dialect": "stripe", "action": "reverse", "id": answer.movement.id})
         return msgspec.structs.replace(answer, movement=state)
 
-    simulator.transfer = returned
+    simulator.send = returned
     view = await till.create("a")
     await till.tick()
-    simulator.transfer = original
+    simulator.send = original
     assert (await till.read(view.id)).reason == "returned"
     await resolve(till, view, "write_off", "w")
     assert isinstance(await approve(till, view, "g1"), Reviewed)
@@ -208,7 +208,7 @@ async def test_a_tick_ends_while_the_provider_is_away(till: Shop) -> None:
     async def away(_transfer: Transfer, _leave: Sending) -> Busy:
         return Busy(code="rate_limit", message="", after_seconds=0.0)
 
-    simulator.transfer = away
+    simulator.send = away
     await till.create_many(600)
     async with asyncio.timeout(60):
         ticked = await till.tick()
@@ -227,7 +227,7 @@ async def test_a_cancelled_tick_claims_nothing_more(till: Shop) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    simulator.transfer = never
+    simulator.send = never
     await till.create_many(1_200)
     tick = asyncio.create_task(till.tick())
     await reached.wait()

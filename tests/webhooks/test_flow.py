@@ -13,7 +13,8 @@ import pytest_asyncio
 from tallystick.access import store as tenants
 from tallystick.errors import InvariantBroken, Unreachable
 from tallystick.money.currencies import Purpose
-from tallystick.providers.words import Answer, Done, Movement, Unknown
+from tallystick.providers.wise.facts import FACTS
+from tallystick.providers.words import Absent, Done, Fetched, Lookup, Movement, Undecided
 from tallystick.settings import LIMITS, Limits
 from tallystick.webhooks import inbox, store
 from tallystick.webhooks.explain import explain_events
@@ -321,11 +322,13 @@ async def test_late_news_of_a_payout_reaches_its_settlement(till: Shop) -> None:
 class Books:
     """A provider whose webhooks only name a transfer. What it answers when asked for one, and how often it was."""
 
-    def __init__(self, *answers: Answer) -> None:
+    facts = FACTS
+
+    def __init__(self, *answers: Fetched) -> None:
         self._answers = list(answers)
         self.asked: list[tuple[str, str]] = []
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
         self.asked.append((purpose, provider_id))
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
@@ -375,7 +378,7 @@ async def test_what_an_event_only_names_is_fetched_once_and_handed_on(till: Shop
 
 
 async def test_while_the_provider_is_away_named_news_wait_and_told_ones_do_not(till: Shop) -> None:
-    down = Unknown(code="unanswered", message="no route to host")
+    down = Undecided(code="unanswered", message="no route to host")
     books = Books(down, down, Done(movement=BOUNCED))
     handler = Told()
     one = naming(till, books, handler, event_tries=1)
@@ -394,16 +397,16 @@ async def test_while_the_provider_is_away_named_news_wait_and_told_ones_do_not(t
 async def test_what_the_provider_does_not_have_is_done_and_says_why(till: Shop) -> None:
     handler = Told()
     await append_named(till, 1)
-    one = naming(till, Books(Unknown(code="status_404", message="Wise answered 404.")), handler)
+    one = naming(till, Books(Absent(lookup=Lookup.EXACT)), handler)
     assert await one.run_once() == Processed(claimed=1, ok=1)
     found = await row(till)
-    assert (found["status"], found["reason"]) == ("PROCESSED_OK", "status_404: Wise answered 404.")
+    assert (found["status"], found["reason"]) == ("PROCESSED_OK", "the provider has nothing of that id")
     assert handler.batches == []
 
 
 async def test_what_is_not_shown_to_us_ends_as_a_dead_letter(till: Shop) -> None:
     """One key signs for all of Wise's customers: an event may name what we may not see, and must not live for ever."""
-    one = naming(till, Books(Unknown(code="status_403", message="no")), Told(), event_tries=2)
+    one = naming(till, Books(Undecided(code="status_403", message="no", may_pass=False)), Told(), event_tries=2)
     await append_named(till, 1)
     assert await one.run_once() == Processed(claimed=1, failed=1)
     await pass_time(till.dsn, timedelta(hours=2))
@@ -412,7 +415,7 @@ async def test_what_is_not_shown_to_us_ends_as_a_dead_letter(till: Shop) -> None
 
 async def test_a_provider_that_hangs_when_asked_postpones_the_event(till: Shop) -> None:
     class Hanging(Books):
-        async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+        async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
             await asyncio.Event().wait()
             return await super().fetch(purpose, provider_id)
 
@@ -452,7 +455,7 @@ async def test_an_explained_event_says_what_is_left_of_its_evidence(till: Shop) 
     await append_named(till, 1)
     (told,) = await explain_events(till.database, till.tenant, "evt_1")
     assert "it names transfer 49983981, which is fetched from wise; its body of" in str(told)
-    await naming(till, Books(Unknown(code="unanswered", message="down")), Told()).run_once()
+    await naming(till, Books(Undecided(code="unanswered", message="down")), Told()).run_once()
     (told,) = await explain_events(till.database, till.tenant, "evt_1")
     assert "UNPROCESSED (unanswered: down), number " in told.summary
     assert told.timeline[-1].what == "due again: unanswered: down"

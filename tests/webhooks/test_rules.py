@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.providers.words import Answer, Busy, Done, Movement, Unknown
+from tallystick.providers.words import Absent, Done, Fetched, Lookup, Movement, NotShown, Undecided
 from tallystick.webhooks.rules import (
     Compensated,
     End,
@@ -89,27 +89,17 @@ SHOWN = Movement(
 )
 
 
-def _unknown(code: str) -> Unknown:
-    return Unknown(code=code, message="said")
-
-
 @pytest.mark.parametrize(
     ("answer", "becomes"),
     [
         (Done(movement=SHOWN), SHOWN),
-        (_unknown("status_404"), Ok("status_404: said")),
-        (_unknown("id_invalid"), Ok("id_invalid: said")),
-        (_unknown("no_lookup"), Ok("no_lookup: said")),
-        (_unknown("status_403"), Failed("status_403: said")),
-        (_unknown("answer_unreadable"), Failed("answer_unreadable: said")),
-        (_unknown("unanswered"), Postponed("unanswered: said", 5.0)),
-        (_unknown("status_503"), Postponed("status_503: said", 5.0)),
-        (_unknown("status_401"), Postponed("status_401: said", 5.0)),
-        (_unknown("status_429"), Postponed("status_429: said", 5.0)),
-        (Busy(code="open", message="said", after_seconds=1.0), Postponed("open: said", 5.0)),
+        (Absent(lookup=Lookup.EXACT), Ok("the provider has nothing of that id")),
+        (NotShown(message="Wise shows no charge by its id."), Ok("Wise shows no charge by its id.")),
+        (Undecided(code="status_403", message="said", may_pass=False), Failed("status_403: said")),
+        (Undecided(code="unanswered", message="said"), Postponed("unanswered: said", 5.0)),
     ],
 )
-def test_what_becomes_of_an_event_that_only_names_its_movement(answer: Answer, becomes: Movement | Ended) -> None:
+def test_what_becomes_of_an_event_that_only_names_its_movement(answer: Fetched, becomes: Movement | Ended) -> None:
     """An outage must not lose news of money, and what is nobody's must not be asked for for ever."""
     assert after_fetch(answer, outage_seconds=5.0) == becomes
 

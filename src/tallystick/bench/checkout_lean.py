@@ -84,7 +84,7 @@ class _Front:
         now = datetime.now(UTC)
         until = timedelta(seconds=LIMITS.send_seconds)
         permit = Sending(first_sent_at=now, not_after=now + until, sendable_until=steady() + LIMITS.send_seconds)
-        answer = await self._provider.charge(charge, permit)
+        answer = await self._provider.send(charge, permit)
         if not isinstance(answer, Done):
             return _json({"code": "payment_pending"}, 202)
         await self._shop.charged(wanted, answer.id)

@@ -124,7 +124,7 @@ async def _fill(stripe: Stripe, charges: int) -> None:
         for number in numbers:
             now = datetime.now(UTC)
             permit = Sending(first_sent_at=now, not_after=now + timedelta(seconds=30), sendable_until=steady() + 30.0)
-            answer = await stripe.charge(_charge(number), permit)
+            answer = await stripe.send(_charge(number), permit)
             require(isinstance(answer, Done), f"the charge gave {answer!r}")
 
     await asyncio.gather(*(lane() for _ in range(_AT_ONCE)))

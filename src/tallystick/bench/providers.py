@@ -107,7 +107,7 @@ def _leave() -> Sending:
 
 
 async def _transfer(stripe: Stripe, run: int, number: int) -> None:
-    answer = await stripe.transfer(_instruction(run, number, "adapter"), _leave())
+    answer = await stripe.send(_instruction(run, number, "adapter"), _leave())
     require(isinstance(answer, Done), f"a transfer of the bench was not done: {answer}")
 
 

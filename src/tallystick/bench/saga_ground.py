@@ -30,7 +30,7 @@ from tallystick.errors import require
 from tallystick.ledger.claims import Tenant
 from tallystick.movement.flow import Sender
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Answer, Charge, Done, Event, Exchange, Movement, Sending
+from tallystick.providers.words import Answer, Charge, Done, Event, Exchange, Instruction, Movement, Sending
 from tallystick.settings import LIMITS
 from tallystick.webhooks import inbox
 from tallystick.webhooks.flow import Events
@@ -55,16 +55,18 @@ _PATIENT: Final = replace(LIMITS, payment_wait_seconds=120.0, saga_wait_seconds=
 class Till(Instant):
     """A provider inside this process that takes every charge at once."""
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
-        """Done."""
-        key = charge.key.hex()
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Done, if it is a charge."""
+        if not isinstance(instruction, Charge):
+            return await super().send(instruction, sending)
+        key = instruction.key.hex()
         id_ = f"pi_{key[:24]}"
         movement = Movement(
             provider="instant",
             purpose="charge",
             id=id_,
-            amount_micros=charge.amount_micros,
-            currency=charge.currency,
+            amount_micros=instruction.amount_micros,
+            currency=instruction.currency,
             state="moved",
             status="succeeded",
             reference=key,

@@ -18,6 +18,7 @@ from tallystick.movement import flow as sending
 from tallystick.movement import store as intents
 from tallystick.movement.steps import NOTHING_SENT, Happened, after_answer
 from tallystick.movement.store import Answered, Asking, Attempt
+from tallystick.movement.terms import terms_of
 from tallystick.providers.steady import steady
 from tallystick.providers.words import Sending
 from tallystick.settings import LIMITS
@@ -99,15 +100,11 @@ class _Worker:
     def _asking(self, row: ClaimedSettlement) -> Asking:
         return Asking(
             tenant=row.tenant,
-            provider=row.provider,
-            purpose=self._adapter.purpose(row.instruction),
+            terms=terms_of(row.provider, self._adapter, self._adapter.purpose(row.instruction)),
             instruction=row.instruction,
-            account=self._adapter.account,
             token=uuid4(),
             permit_seconds=LIMITS.send_seconds,
             since=row.created_at,
-            remembered=self._adapter.facts.remembered,
-            settles_in=self._adapter.facts.settles_in,
             mark=f"settlement/{row.name}",
             subject=row.id,
         )

@@ -16,18 +16,18 @@ from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.words import (
     Absent,
     Answer,
-    Charge,
     Done,
     Event,
     EventPage,
     Exchange,
     Facts,
+    Fetched,
     Forged,
     Instruction,
     Lookup,
     Movement,
+    NotShown,
     Reachability,
-    Refund,
     Refused,
     Sending,
     Transfer,
@@ -36,7 +36,6 @@ from tallystick.providers.words import (
 
 NAME: Final = "instant"
 _REQUESTS_PER_SECOND: Final = 1e9
-_NOT_HERE: Final = Unknown(code="not_here", message="This provider of the bench only pays.")
 
 
 class Instant:
@@ -51,17 +50,19 @@ class Instant:
         self.breaker = Breaker()
         self.transfers = 0
 
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
-        """Done."""
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+        """Done, if it is a transfer."""
+        if not isinstance(instruction, Transfer):
+            return Unknown(code="not_here", message="This provider of the bench only pays.")
         self.transfers += 1
-        key = transfer.key.hex()
+        key = instruction.key.hex()
         id_ = f"tr_{key[:24]}"
         movement = Movement(
             provider=NAME,
             purpose="transfer",
             id=id_,
-            amount_micros=transfer.amount_micros,
-            currency=transfer.currency,
+            amount_micros=instruction.amount_micros,
+            currency=instruction.currency,
             state="moved",
             status="created",
             reference=key,
@@ -94,17 +95,9 @@ class Instant:
         """Nothing is kept, so nothing is found."""
         return Absent(lookup=Lookup.EXACT)
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:  # noqa: ARG002 - as the port has it
         """Not offered."""
-        return _NOT_HERE
-
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:  # noqa: ARG002 - as the port has it
-        """Not offered."""
-        return _NOT_HERE
-
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:  # noqa: ARG002 - as the port has it
-        """Not offered."""
-        return _NOT_HERE
+        return NotShown(message="This provider of the bench shows nothing.")
 
     async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:  # noqa: ARG002
         """None."""

@@ -22,6 +22,7 @@ from tallystick.providers.words import (
     Absent,
     Answer,
     Done,
+    Fetched,
     Found,
     Instruction,
     Looked,
@@ -142,6 +143,17 @@ async def look_up(
     return failed or looked
 
 
+async def fetch(adapter: Provider, purpose: Purpose, provider_id: str, *, seconds: float | None = None) -> Fetched:
+    """One movement by the provider's own id. Never raises for what the provider did, or did not do in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await adapter.fetch(purpose, provider_id)
+    except TimeoutError:
+        return Undecided(code="not_answered_in_time", message=f"{adapter.facts.name} did not answer in time")
+    except TallystickError as error:
+        return Undecided(code="fetch_failed", message=str(error))
+
+
 async def as_it_stands(adapter: Provider, purpose: Purpose, answer: Answer, *, seconds: float) -> Answer:
     """An answer from memory with the movement as it is now; any other, or where nobody shows it, as it came.
 
@@ -150,11 +162,7 @@ async def as_it_stands(adapter: Provider, purpose: Purpose, answer: Answer, *, s
     """
     if not isinstance(answer, Done) or not answer.replayed:
         return answer
-    try:
-        async with asyncio.timeout(seconds):
-            now = await adapter.fetch(purpose, answer.id)
-    except (TimeoutError, TallystickError):
-        return answer
+    now = await fetch(adapter, purpose, answer.id, seconds=seconds)
     if not isinstance(now, Done) or now.id != answer.id:
         return answer
     return msgspec.structs.replace(
@@ -201,3 +209,8 @@ def under_another_key(looked: Looked, key: bytes) -> str | None:
     if not isinstance(looked, Found):
         return None
     return next((one.id for one in looked.movements if one.reference and not is_reference(key, one.reference)), None)
+
+
+def unshown(answer: Absent | Undecided) -> str:
+    """Why one object was not shown, in a word for a person."""
+    return "it has nothing of that id" if isinstance(answer, Absent) else answer.code

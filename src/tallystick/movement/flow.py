@@ -1,9 +1,10 @@
 """Sending: the one way an instruction reaches a provider.
 
-    begin   commit intent, first_sent_at, attempt and not-after     ── many callers, one transaction
-    send    write the bytes once, if the permit still stands       ── no transaction is open
-    record  commit the answer with its evidence                     ── many callers, one transaction
+    begin   `movement.store.begin`, in the transaction that decided it: intent, first_sent_at, attempt and not-after
+    send    write the bytes once, if the permit still stands                     ── no transaction is open
+    record  `movement.store.record_answers`, in the transaction of what it makes of the room's own rows
 
+A tick begins and records many in one transaction, a click one; what lies between is `Sender.send` for all of them.
 Killed after `begin`: an attempt without an answer, which recovery looks up. Killed before: nothing was sent.
 """
 
@@ -11,37 +12,28 @@ import os
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
-from uuid import UUID, uuid4
 
 import msgspec
 import structlog
 
-from tallystick.commit.group import GroupCommit
 from tallystick.database.pool import Database
-from tallystick.errors import InvariantBroken, Misconfigured, TallystickError
-from tallystick.ledger.claims import Tenant
+from tallystick.errors import TallystickError
+from tallystick.movement import asking
 from tallystick.movement import store as intents
-from tallystick.movement.rules import Absence, OtherInstruction, Withheld
-from tallystick.movement.store import Answered, AnswerWork, Asking, Attempt, BeginWork
+from tallystick.movement.asking import Listed
+from tallystick.movement.evidence import now_after
+from tallystick.movement.rules import Absence
+from tallystick.movement.steps import History, believed, made_until
+from tallystick.movement.store import Attempt
 from tallystick.movement.witness import Witness
 from tallystick.providers.breaker import BreakerState
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
-from tallystick.providers.words import (
-    Answer,
-    Charge,
-    Instruction,
-    Refund,
-    Refused,
-    Sending,
-    Transfer,
-    Unknown,
-)
+from tallystick.providers.words import Absent, Answer, Instruction, Looked, Sending, Unknown, is_forgotten
 from tallystick.settings import LIMITS, Limits
 
 log = structlog.get_logger("tallystick.sending")
@@ -49,13 +41,40 @@ log = structlog.get_logger("tallystick.sending")
 _PROCESS: Final = f"{socket.gethostname()}:{os.getpid()}"
 
 
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that is committed, and by what its answer is judged.
+
+    `since`: when what it pays for was created. `now` is the database's time, which came here at `heard`; `began` is
+    from before the commit. Both by the steady clock: so the permit ends no later than the database says, and nothing is
+    believed to be over too early.
+    """
+
+    attempt: Attempt
+    instruction: Instruction
+    history: History
+    since: datetime
+    now: datetime
+    began: float
+    heard: float
+
+
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that was made. `is_recorded` False: the answer is known here and could not be stored."""
+    """What came of a send, `at` the database's time. `stands`: as it is now, where the answer was from memory."""
 
     answer: Answer
-    attempt: int
-    first_sent_at: datetime
-    is_recorded: bool
+    stands: Answer
+    at: datetime
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider's books say of a subject.
+
+    `absence`: the proof, where they do not show it. `moved_as`: they show it under a key that is not the one stored.
+    """
+
+    looked: Looked
+    absence: Absence | None
+    moved_as: str | None
 
 
 class Sender:
@@ -67,114 +86,110 @@ class Sender:
         providers: Mapping[str, Provider],
         *,
         limits: Limits = LIMITS,
-        new_token: Callable[[], UUID] = uuid4,
     ) -> None:
         """The providers stay the caller's to close."""
         self._database = database
         self._providers = providers
         self._limits = limits
-        self._new_token = new_token
-        self._beginning: GroupCommit[Asking, Attempt | Withheld] = GroupCommit(BeginWork(database), limits=limits)
-        self._answering = GroupCommit(AnswerWork(database), limits=limits)
         # What answers and look-ups of every flow show of lives that were lost.
         self.witness = Witness(database, providers)
         self._told: dict[str, BreakerState] = {}
         # By provider and class of answer, since this process began.
         self.answers: Counter[tuple[str, str]] = Counter()
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Start the lanes."""
-        await self._stack.enter_async_context(self._answering)
-        await self._stack.enter_async_context(self._beginning)
+        """Nothing is to be started."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Answer what waits, stop; and take back what was said of breakers."""
-        await self._stack.__aexit__(kind, error, trace)
+        """Take back what was said of breakers."""
         if self._told:
             try:
                 await intents.breaker_gone(self._database, _PROCESS)
             except TallystickError as unreachable:
                 log.warning("breaker_not_cleared", reason=str(unreachable))
 
-    async def send(
-        self,
-        tenant: Tenant,
-        provider: str,
-        instruction: Instruction,
-        *,
-        since: datetime,
-        mark: str = "",
-        absence: Absence | None = None,
-    ) -> Sent | Withheld | Refused:
-        """Make one attempt. Raises when the intent could not be committed: then nothing was sent.
+    async def send(self, outgoing: Outgoing) -> Sent:
+        """Write it once, under its committed attempt. Never raises: what is not certain is Unknown.
 
-        `since`: when what it pays for was created; `mark`: what that is, by its room; `absence`: proof that the
-        provider's books do not show it.
-        Withheld: nothing was sent now, and the answer says why (`movement.rules`). Refused: the provider cannot take it
-        in any form, and nothing was stored either.
+        The caller commits the answer, with what it makes of his own rows.
         """
-        adapter = self._providers.get(provider)
-        if adapter is None:
-            raise Misconfigured(f"The provider {provider!r} is not configured. Nothing was sent.")
-        refused = adapter.refusal(instruction)
-        if refused is not None:
-            return refused
-        began = steady()
-        asking = Asking(
-            tenant=tenant,
-            provider=provider,
-            purpose=adapter.purpose(instruction),
-            instruction=instruction,
-            account=adapter.account,
-            token=self._new_token(),
-            permit_seconds=self._limits.send_seconds,
-            since=since,
-            remembered=adapter.facts.remembered,
-            settles_in=adapter.facts.settles_in,
-            mark=mark,
-            absence=absence,
-        )
-        attempt: Attempt | Withheld = await self._beginning.submit(asking, source=tenant.number)
-        if isinstance(attempt, OtherInstruction):
-            raise InvariantBroken(
-                f"one key for two instructions: the key {instruction.key.hex()} was first used for another "
-                f"instruction at {attempt.first_sent_at:%Y-%m-%d %H:%M:%S} UTC. Nothing was sent."
-            )
-        if not isinstance(attempt, Attempt):
-            return attempt
-        # Counted from before the commit: this clock's not-after is never later than the database's.
+        attempt, instruction = outgoing.attempt, outgoing.instruction
+        adapter = self._providers[attempt.provider]
         sending = Sending(
             first_sent_at=attempt.first_sent_at,
             not_after=attempt.not_after,
-            sendable_until=began + self._limits.send_seconds,
+            # Counted from before the commit: this clock's not-after is never later than the database's.
+            sendable_until=outgoing.began + self._limits.send_seconds,
             mark=attempt.mark,
         )
         answer = await call(adapter, instruction, sending)
-        self.heard(provider, answer)
-        is_recorded = await self._record(tenant, attempt, answer)
-        await self.tell_breaker(provider)
-        return Sent(answer=answer, attempt=attempt.number, first_sent_at=attempt.first_sent_at, is_recorded=is_recorded)
+        now = now_after(outgoing.now, outgoing.heard)
+        answer = believed(
+            outgoing.history, answer, attempt=attempt.number, since=outgoing.since, now=now, facts=adapter.facts
+        )
+        self.answers[attempt.provider, type(answer).__name__.lower()] += 1
+        # It may have come back since, and whoever was told of that be lost.
+        stands = await asking.as_it_stands(
+            adapter, adapter.purpose(instruction), answer, seconds=self._limits.payment_wait_seconds / 2
+        )
+        await self.tell_breaker(attempt.provider)
+        return Sent(answer=answer, stands=stands, at=now)
 
-    def heard(self, provider: str, answer: Answer) -> None:
-        """Count an answer, also one to a send that another flow made."""
-        self.answers[provider, type(answer).__name__.lower()] += 1
+    async def cancel(self, provider: str, payment_id: str, *, now: datetime) -> Answer:
+        """Have a payment ended that has not succeeded, by the provider's id of it. Safe to repeat. Never raises."""
+        adapter = self._providers[provider]
+        sending = Sending(
+            first_sent_at=now,
+            not_after=now + timedelta(seconds=self._limits.send_seconds),
+            sendable_until=steady() + self._limits.send_seconds,
+        )
+        try:
+            return await adapter.cancel(payment_id, sending)
+        except Exception:  # noqa: BLE001 - whatever it was, it is not known to be cancelled
+            log.error("adapter_failed", provider=provider, trace=_trace())
+            return Unknown(code="adapter_failed", message="The adapter failed; the log has the trace.")
+
+    async def ask(
+        self,
+        provider: str,
+        instruction: Instruction,
+        history: History,
+        *,
+        since: datetime,
+        now: datetime,
+        others: Sequence[bytes] = (),
+        created: datetime | None = None,
+        listed: Listed | None = None,
+        name: str = "",
+    ) -> Shown:
+        """What the provider's books say, under its key and `others`. Dated before the question, which is `now`.
+
+        `since`: from when on they are asked; `created`: when what it pays for was. `listed` is what they were read to
+        hold by `name`: what may be older than that, its own key tells.
+        """
+        adapter = self._providers[provider]
+        looked = None if listed is None else listed.of(name, instruction.key)
+        # From when on it is asked for, and not from its own creation: what may be older was not listed.
+        if looked is None or (isinstance(looked, Absent) and _may_be_older(listed, history, since, now, adapter)):
+            until = made_until(history, since=created or since, now=now, facts=adapter.facts)
+            looked = await asking.look_up(adapter, instruction, others, since=since, now=now, until=until)
+        await self.witness.asked(provider, history, looked)
+        absence = asking.absence(looked, instruction.key, now, since=since)
+        if absence is not None and listed is not None:
+            absence = msgspec.structs.replace(
+                absence,
+                listed_since=listed.known_until,
+                read_at=listed.read_at,
+                since=min(since, listed.known_until),
+            )
+        return Shown(looked=looked, absence=absence, moved_as=asking.under_another_key(looked, instruction.key))
 
     def breakers(self) -> dict[str, BreakerState]:
         """How each provider's breaker stands in this process."""
         return {name: provider.breaker.state for name, provider in self._providers.items()}
-
-    async def _record(self, tenant: Tenant, attempt: Attempt, answer: Answer) -> bool:
-        try:
-            return await self._answering.submit(Answered(attempt, answer), source=tenant.number)
-        except Exception:  # noqa: BLE001 - whatever it is: raising would tell the caller that nothing was sent
-            # The money is where the answer says. The row shows an attempt without an answer, and recovery
-            # treats that as unknown: it asks the provider.
-            log.error("answer_not_recorded", provider=attempt.provider, key=attempt.key.hex(), trace=_trace())
-            return False
 
     async def tell_breaker(self, name: str) -> None:
         """Let the others know when this process's breaker for a provider has changed."""
@@ -185,7 +200,7 @@ class Sender:
         self._told[name] = state
         try:
             await intents.breaker_changed(self._database, name, _PROCESS, state, adapter.breaker.reason)
-        except Exception:  # noqa: BLE001 - like in `_record`: the provider was called, and the caller must hear the answer
+        except Exception:  # noqa: BLE001 - whatever it is: the provider was called, and the caller must hear the answer
             log.warning("breaker_not_told", provider=name, trace=_trace())
 
 
@@ -197,14 +212,15 @@ def _trace() -> str:
 async def call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:
     """Write it once, under a committed attempt. Never raises: what is not certain is Unknown."""
     try:
-        match instruction:
-            case Charge():
-                return await adapter.charge(instruction, sending)
-            case Refund():
-                return await adapter.refund(instruction, sending)
-            case Transfer():
-                return await adapter.transfer(instruction, sending)
+        return await adapter.send(instruction, sending)
     except Exception:  # noqa: BLE001 - whatever it was, somebody must be told that the outcome is unknown
         # A bug of an adapter. Bytes may have left, so it is not known that nothing happened.
         log.error("adapter_failed", provider=adapter.facts.name, trace=_trace())
         return Unknown(code="adapter_failed", message="The adapter failed; the log has the trace.")
+
+
+def _may_be_older(listed: Listed | None, history: History, since: datetime, now: datetime, adapter: Provider) -> bool:
+    """Whether it may have been made before everything was listed from."""
+    if listed is None or since > listed.known_until:
+        return False
+    return history.first_sent_at is not None or is_forgotten(since, adapter.facts.remembered, now)

@@ -34,6 +34,7 @@ from tallystick.movement.rules import (
     permit,
 )
 from tallystick.movement.steps import History
+from tallystick.movement.terms import ProviderTerms
 from tallystick.providers.words import (
     LONGEST_LEASE,
     Answer,
@@ -56,31 +57,37 @@ IntentName = tuple[int, bytes, str]
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that wants to begin. `token` is new for each; `permit_seconds` is how long bytes may be written.
 
-    `account` is whose books it will be in. `since`: when what it pays for was created (a settlement, an order, the
-    first generation of a refund); `remembered`: how long after that its key may be relied on; `settles_in`: how long
-    after a permit has ended its bytes may still take effect, or be missing from the provider's books; `absence`: proof
-    that they do not show it. `subject` is what the intent serves (a settlement): it can have one live key. `mark` is
-    what it pays for, by its room: it shows in the provider's books where they have room for it (`movement.mark`).
-    `covers_policy`: its key covers more than what a caller sent; `policy_since`: when that was last changed, as far as
-    somebody has looked. `author` is whoever asks.
+    `terms` are those of the provider that it will be sent to. `since`: when what it pays for was created (a settlement,
+    an order, the first generation of a refund); `is_relied_on` False: the provider's memory of its key counts for
+    nothing, however young it is; `absence`: proof that its books do not show it. `subject` is what the intent serves (a
+    settlement): it can have one live key. `mark` is what it pays for, by its room: it shows in the provider's books
+    where they have room for it (`movement.mark`). `covers_policy`: its key covers more than what a caller sent;
+    `policy_since`: when that was last changed, as far as somebody has looked. `author` is whoever asks.
     """
 
     tenant: Tenant
-    provider: str
-    purpose: str
+    terms: ProviderTerms
     instruction: Instruction
-    account: str
     token: UUID
     permit_seconds: float
     since: datetime
-    remembered: timedelta
-    settles_in: timedelta
     mark: str
+    is_relied_on: bool = True
     absence: Absence | None = None
     covers_policy: bool = False
     policy_since: datetime | None = None
     subject: UUID | None = None
     author: str = msgspec.field(default_factory=current)
+
+    @property
+    def provider(self) -> str:
+        """By the name it is configured under."""
+        return self.terms.name
+
+    @property
+    def remembered(self) -> timedelta:
+        """How long after the creation of what it pays for its key may be relied on."""
+        return self.terms.facts.remembered if self.is_relied_on else timedelta()
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -136,42 +143,6 @@ class BreakerView(msgspec.Struct, frozen=True):
     changed_at: datetime
 
 
-class BeginWork:
-    """Group commit's work: make intents and begin attempts, one transaction for all that ask."""
-
-    def __init__(self, database: Database) -> None:
-        """Writes as the owner."""
-        self._database = database
-
-    async def commit(
-        self,
-        items: Sequence[Asking],
-        *,
-        patient: bool,  # noqa: ARG002 - an intent is held for one commit only: there is nothing to step around
-    ) -> Sequence[Attempt | Withheld]:
-        """Each item's permit to send, or why not."""
-        async with self._database.writing() as connection:
-            return await begin(connection, items)
-
-
-class AnswerWork:
-    """Group commit's work: record answers."""
-
-    def __init__(self, database: Database) -> None:
-        """Writes as the owner."""
-        self._database = database
-
-    async def commit(
-        self,
-        items: Sequence[Answered],
-        *,
-        patient: bool,  # noqa: ARG002 - like BeginWork's
-    ) -> Sequence[bool]:
-        """True for each that is durable; False where the attempt has another answer, or is not there."""
-        async with self._database.writing() as connection:
-            return await record_answers(connection, items)
-
-
 async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt | Withheld]:
     """Begin attempts inside the caller's transaction: nothing may be sent before he has committed it."""
     names = [_name(item) for item in items]
@@ -179,9 +150,9 @@ async def begin(connection: Connection, items: Sequence[Asking]) -> list[Attempt
     rows = await connection.fetch(
         _SQL["make"],
         *_columns(names),
-        texts([item.purpose for item in items]),
+        texts([item.terms.purpose for item in items]),
         encoded,
-        texts([item.account for item in items]),
+        texts([item.terms.account for item in items]),
         [item.subject for item in items],
         [item.token for item in items],
         numbers([item.permit_seconds for item in items]),
@@ -240,12 +211,12 @@ async def _begin_again(
         wanted = Wanted(
             key=item.instruction.key,
             instruction=instruction,
-            account=item.account,
+            account=item.terms.account,
             token=item.token,
             since=item.since,
             remembered=item.remembered,
             # A life that was lost may have begun an attempt at its very end.
-            settles_in=item.settles_in + timedelta(seconds=item.permit_seconds),
+            settles_in=item.terms.facts.settles_in + timedelta(seconds=item.permit_seconds),
             absence=item.absence,
             covers_policy=item.covers_policy,
             policy_since=item.policy_since,

@@ -15,12 +15,12 @@ from typing import Final
 import structlog
 
 from tallystick.database.pool import Database
-from tallystick.errors import TallystickError
+from tallystick.movement import asking
 from tallystick.movement.life import orphans
 from tallystick.movement.mark import is_ours, proof
 from tallystick.movement.steps import History
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Done, Found, Looked, Movement
+from tallystick.providers.words import Done, Found, Looked, Movement, Undecided
 
 log = structlog.get_logger("tallystick.witness")
 
@@ -83,9 +83,7 @@ class Witness:
 
 
 async def _fetched(adapter: Provider, movement: Movement) -> Movement | None:
-    try:
-        answer = await adapter.fetch(movement.purpose, movement.id)
-    except TallystickError as error:
-        log.warning("movement_not_shown", provider=movement.provider, id=movement.id, reason=str(error))
-        return None
-    return answer.movement if isinstance(answer, Done) else None
+    shown = await asking.fetch(adapter, movement.purpose, movement.id)
+    if isinstance(shown, Undecided):
+        log.warning("movement_not_shown", provider=movement.provider, id=movement.id, reason=shown.message)
+    return shown.movement if isinstance(shown, Done) else None

@@ -20,7 +20,7 @@ from tallystick.movement.steps import Patience
 from tallystick.probes.contender import GoOn, Hold, Pace, account
 from tallystick.probes.ground import connected, open_clearing
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Answer, Instruction, Looked, Sending, Transfer
+from tallystick.providers.words import Answer, Instruction, Looked, Sending
 from tallystick.settings import LIMITS
 from tallystick.settlement.flow import Settlements
 from tallystick.settlement.postings import SettlementCreated
@@ -145,12 +145,12 @@ class Ours:
 
 def _hold_calls(provider: Provider, hold: Hold) -> None:
     """Tell `hold` of each call; the call itself stays the adapter's."""
-    send: Callable[[Transfer, Sending], Awaitable[Answer]] = provider.transfer
+    write: Callable[[Instruction, Sending], Awaitable[Answer]] = provider.send
     ask: Callable[..., Awaitable[Looked]] = provider.look_up
 
-    async def transfer(transfer: Transfer, sending: Sending) -> Answer:
+    async def send(instruction: Instruction, sending: Sending) -> Answer:
         await hold.at("before_send")
-        answer = await send(transfer, sending)
+        answer = await write(instruction, sending)
         await hold.at("after_answer")
         return answer
 
@@ -161,5 +161,5 @@ def _hold_calls(provider: Provider, hold: Hold) -> None:
         await hold.at("looked_up")
         return looked
 
-    provider.transfer = transfer  # type: ignore[method-assign]
+    provider.send = send  # type: ignore[method-assign]
     provider.look_up = look_up  # type: ignore[method-assign]

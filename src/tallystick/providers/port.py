@@ -8,19 +8,17 @@ from tallystick.money.currencies import Purpose
 from tallystick.providers.breaker import Breaker
 from tallystick.providers.words import (
     Answer,
-    Charge,
     Event,
     EventPage,
     Facts,
+    Fetched,
     Forged,
     Instruction,
     Looked,
     Movement,
     Reachability,
-    Refund,
     Refused,
     Sending,
-    Transfer,
 )
 
 Headers = Sequence[tuple[str, str]]
@@ -29,9 +27,9 @@ Headers = Sequence[tuple[str, str]]
 class Provider(Protocol):
     """One provider, one account.
 
-    The three that move money take a `Sending`: without a committed intent there is none. They never raise for
-    what the provider or the wire did: whatever is not certain is `Unknown`. An amount the provider cannot write
-    exactly is `Refused` before anything is sent. They send once: retries are the caller's, under the same key.
+    What may move money takes a `Sending`: without a committed intent there is none. It never raises for what the
+    provider or the wire did: whatever is not certain is `Unknown`. An amount the provider cannot write exactly is
+    `Refused` before anything is sent. It sends once: retries are the caller's, under the same key.
     """
 
     facts: Facts
@@ -45,14 +43,8 @@ class Provider(Protocol):
     def refusal(self, instruction: Instruction) -> Refused | None:
         """Why it cannot even be worded: asked before anything is stored, so that what must not be kept is not."""
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:
-        """Create the payment under the charge's key."""
-
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:
-        """Refund a payment under the refund's key."""
-
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
-        """Pay a third party under the transfer's key."""
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Charge, refund or transfer, as instructed, under the instruction's key."""
 
     async def cancel(self, payment_id: str, sending: Sending) -> Answer:
         """End a payment that has not succeeded, so that it never will: by the provider's id of it.
@@ -71,8 +63,8 @@ class Provider(Protocol):
         take more than one question: Undecided, and the same one again goes on from there.
         """
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
-        """One movement by the provider's id, with its client secret where there is one. Done, or Unknown."""
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
+        """One movement by the provider's id, with its client secret where there is one."""
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """What the provider calls it: a Transfer is a transfer or a payout, by its destination."""

@@ -292,14 +292,28 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undecided(msgspec.Struct, frozen=True, kw_only=True):
-    """The question could not be asked, or was not answered in full."""
+    """The question could not be asked, or was not answered in full.
+
+    `may_pass`: an outage, as far as can be seen; False: the provider answered, and would again.
+    """
 
     code: str
     message: str
+    may_pass: bool = True
     evidence: tuple[Exchange, ...] = ()
 
 
 Looked = Found | Absent | Undecided
+
+
+class NotShown(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider shows nothing of that kind by its id: it tells neither that it is there nor that it is not."""
+
+    message: str
+
+
+# What a question for one movement, by the provider's own id, is answered with.
+Fetched = Done | Absent | NotShown | Undecided
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,11 +32,12 @@ from tallystick.errors import InFlight, Misconfigured, ProviderUnreachable, Rest
 from tallystick.keys.derived import digest
 from tallystick.ledger.outcome import Rejected
 from tallystick.money.currencies import Purpose
+from tallystick.movement import asking
 from tallystick.movement.life import orphans
 from tallystick.movement.life import store as life
 from tallystick.movement.witness import Witness
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Answer, Done, Exchange, Facts, Movement, Transfer
+from tallystick.providers.words import Absent, Done, Exchange, Facts, Fetched, Movement, NotShown, Transfer, Undecided
 from tallystick.reconciliation import rules, store
 from tallystick.reconciliation.rules import Finding, Here, Kind, Question, judge, told
 from tallystick.reconciliation.store import Cursor, Sheet
@@ -65,7 +66,7 @@ _LONGEST_SPAN: Final = timedelta(days=3_660)
 _SAID_CHARACTERS: Final = 500
 
 _OUT: Final[frozenset[Purpose]] = frozenset({"transfer", "payout"})
-_OK, _NOT_FOUND = 200, 404
+_OK = 200
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,22 +303,23 @@ class _Run:
         self._asked += len(rows)
         answers = await asyncio.gather(*(self._fetch(here) for here in rows))
         for here, answer in zip(rows, answers, strict=True):
-            last = answer.evidence[-1] if answer.evidence else None
-            if isinstance(answer, Done):
-                await self._hold([answer.movement], question)
-            elif last is None or last.status == _NOT_FOUND:
-                # Without evidence nothing was asked: it is no id of this provider's.
-                await self._note(rules.not_found(here, question), last)
-            elif last.status == _OK:
-                await self._note(rules.unreadable(here), last)
-            else:
-                raise ProviderUnreachable(self._name, f"it did not say whether it has {here.transfer_id}")
+            match answer:
+                case Done(movement=movement):
+                    await self._hold([movement], question)
+                case Absent(evidence=evidence):
+                    await self._note(rules.not_found(here, question), evidence[-1] if evidence else None)
+                case Undecided(may_pass=False, evidence=evidence) if evidence and evidence[-1].status == _OK:
+                    await self._note(rules.unreadable(here), evidence[-1])
+                case NotShown():
+                    await self._note(rules.unreadable(here))
+                case Undecided():
+                    raise ProviderUnreachable(self._name, f"it did not say whether it has {here.transfer_id}")
 
-    async def _fetch(self, here: Here) -> Answer:
+    async def _fetch(self, here: Here) -> Fetched:
         instruction = Transfer(
             key=here.key, destination=here.destination, amount_micros=here.amount_micros, currency=here.currency
         )
-        return await self._provider.fetch(self._provider.purpose(instruction), here.transfer_id or "")
+        return await asking.fetch(self._provider, self._provider.purpose(instruction), here.transfer_id or "")
 
     async def _note(self, finding: Finding, asked: Exchange | None = None) -> None:
         self._found[finding.kind] += 1

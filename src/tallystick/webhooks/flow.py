@@ -32,6 +32,7 @@ from tallystick.errors import (
     require,
 )
 from tallystick.money.currencies import Purpose
+from tallystick.movement import asking
 from tallystick.movement.witness import Witness
 from tallystick.providers.port import Provider
 from tallystick.providers.words import Event, Movement
@@ -132,12 +133,9 @@ class Events:
             if adapter is None or purpose is None or object_id is None:
                 # It may be configured again, and then the news counts.
                 return Postponed(f"no provider {provider} is configured to ask", self._limits.event_outage_seconds)
-            try:
-                async with asyncio.timeout(self._limits.event_handling_seconds), turns:
-                    answer = await adapter.fetch(purpose, object_id)
-            except TimeoutError:
-                return Postponed(f"{provider} did not answer in time", self._limits.event_outage_seconds)
-            return after_fetch(answer, outage_seconds=self._limits.event_outage_seconds)
+            async with turns:
+                shown = await asking.fetch(adapter, purpose, object_id, seconds=self._limits.event_handling_seconds)
+            return after_fetch(shown, outage_seconds=self._limits.event_outage_seconds)
 
         order = list(wanted)
         found = dict(zip(order, await asyncio.gather(*(ask(*one) for one in order)), strict=True))

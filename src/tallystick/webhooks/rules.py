@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tallystick.providers.words import Answer, Busy, Done, Movement, Refused, Unknown
+from tallystick.providers.words import Absent, Done, Fetched, Movement, NotShown, Undecided
 
 Status = Literal["UNPROCESSED", "IN_PROCESSING", "PROCESSED_OK", "PROCESSED_COMPENSATED", "DEAD_LETTER"]
 STATUSES: Final[tuple[Status, ...]] = (
@@ -27,10 +27,6 @@ STATUSES: Final[tuple[Status, ...]] = (
 _MOST_KEY_BYTES: Final = 500
 _MOST_TYPE_CHARACTERS: Final = 200
 _MOST_REASON_CHARACTERS: Final = 1_000
-# What a provider says when asked for one object, as the adapters word it.
-_ITS_OWN: Final = ("status_4", "answer_unreadable", "answer_differs")
-_ASK_LATER: Final = frozenset({"status_401", "status_408", "status_425", "status_429"})
-_NEVER_THERE: Final = frozenset({"status_404", "status_410", "id_invalid", "no_lookup", "cannot_push_money"})
 
 
 class Ok(msgspec.Struct, frozen=True):
@@ -98,20 +94,22 @@ def end(
             return End("UNPROCESSED", tries + 1, _short(reason), pause)
 
 
-def after_fetch(answer: Answer, *, outage_seconds: float) -> Movement | Ended:
+def after_fetch(answer: Fetched, *, outage_seconds: float) -> Movement | Ended:
     """The movement that an event only named, or what becomes of the event without it."""
     match answer:
         case Done(movement=movement):
             return movement
-        case Unknown(code=code) if code in _NEVER_THERE:
-            # The provider says so itself, or no such thing can be asked for: to ask again would change nothing.
-            return Ok(f"{code}: {answer.message}")
-        case Unknown(code=code) if code.startswith(_ITS_OWN) and code not in _ASK_LATER:
+        case Absent():
+            # The provider says so itself: to ask again would change nothing.
+            return Ok("the provider has nothing of that id")
+        case NotShown(message=message):
+            return Ok(message)
+        case Undecided(code=code, message=message, may_pass=False):
             # Not shown to us, or not to be read: somebody else's, perhaps. Without an end it would be asked for ever.
-            return Failed(f"{code}: {answer.message}")
-        case Refused() | Busy() | Unknown():
+            return Failed(f"{code}: {message}")
+        case Undecided(code=code, message=message):
             # No answer, an error of the provider's, credentials that it does not take: none of it the event's fault.
-            return Postponed(f"{answer.code}: {answer.message}", outage_seconds)
+            return Postponed(f"{code}: {message}", outage_seconds)
 
 
 def kept_object(object_id: str) -> str | None:

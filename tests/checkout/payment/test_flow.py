@@ -17,7 +17,7 @@ from tallystick.checkout.payment.store import ChargeResult, Click, ClickWork, Re
 from tallystick.commit.port import Lost
 from tallystick.database.migrate import migrate
 from tallystick.errors import Busy, ShareUsed
-from tallystick.providers.words import Answer, Charge, Sending
+from tallystick.providers.words import Answer, Instruction, Sending
 from tallystick.settings import LIMITS
 from tests import servers, simulators
 from tests.ledgers import broken, fetchval
@@ -354,20 +354,20 @@ async def test_an_amount_that_the_provider_cannot_write_is_refused_before_anythi
 async def test_nothing_is_sent_before_log_and_intent_are_committed(shop: Checkout, dsn: str) -> None:
     """What another connection sees at the moment of the call is what a crash would leave."""
     order = await shop.order()
-    charge, seen = shop.provider.charge, []
+    send, seen = shop.provider.send, []
 
-    async def watching(asked: Charge, leave: Sending) -> Answer:
+    async def watching(instruction: Instruction, sending: Sending) -> Answer:
         seen.append(
             await fetchval(
                 dsn,
                 "SELECT l.status || ' ' || i.attempts FROM tally.payment_idempotency_log l JOIN tally.intent i"
                 " ON i.tenant_id = l.tenant_id AND i.key = l.idempotency_key WHERE l.idempotency_key = $1",
-                asked.key,
+                instruction.key,
             )
         )
-        return await charge(asked, leave)
+        return await send(instruction, sending)
 
-    shop.provider.charge = watching  # type: ignore[method-assign, assignment]
+    shop.provider.send = watching  # type: ignore[method-assign]
     await shop.paying(order)
     assert seen == ["PENDING 1"]
 

@@ -56,10 +56,11 @@ class Watched:
         self.seen: list[Any] = []
         self._dsn = till.dsn
         provider: Any = cast("Any", till.shop.provider)
-        self._refund, self._look_up = provider.refund, provider.look_up
-        provider.refund, provider.look_up = self.refund, self.look_up
+        self._send, self._look_up = provider.send, provider.look_up
+        provider.send, provider.look_up = self.send, self.look_up
 
-    async def refund(self, asked: Refund, leave: Sending) -> Answer:
+    async def send(self, asked: Refund, leave: Sending) -> Answer:
+        assert isinstance(asked, Refund)
         self.calls.append(("refund", asked.key))
         self.seen.append(
             await fetchval(
@@ -72,7 +73,7 @@ class Watched:
                 asked.key,
             )
         )
-        answer: Answer = await self._refund(asked, leave)
+        answer: Answer = await self._send(asked, leave)
         return answer
 
     async def look_up(self, asked: Any, **more: Any) -> Looked:

@@ -41,13 +41,13 @@ async def test_an_amount_adyen_cannot_write_is_refused_and_nothing_is_sent(curre
     async with scripted() as server:
         provider = adyen(server.base)
         answers = [
-            await provider.charge(
+            await provider.send(
                 msgspec.structs.replace(CHARGE, amount_micros=amount_micros, currency=currency), leave()
             ),
-            await provider.refund(
+            await provider.send(
                 msgspec.structs.replace(REFUND, amount_micros=amount_micros, currency=currency), leave()
             ),
-            await provider.transfer(
+            await provider.send(
                 msgspec.structs.replace(TRANSFER, amount_micros=amount_micros, currency=currency), leave()
             ),
         ]
@@ -139,7 +139,7 @@ def test_destinations_are_read(destination: str, category: str, body: dict[str, 
 async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destination: str) -> None:
     async with scripted() as server:
         provider = adyen(server.base)
-        answer = await provider.transfer(msgspec.structs.replace(TRANSFER, destination=destination), leave())
+        answer = await provider.send(msgspec.structs.replace(TRANSFER, destination=destination), leave())
         assert isinstance(answer, Refused)
         assert answer.code == "destination_invalid"
         assert server.asked == []
@@ -165,7 +165,7 @@ async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destina
 )
 async def test_a_charge_without_a_payment_method_is_refused_and_nothing_is_sent(method: str | None, code: str) -> None:
     async with scripted() as server:
-        answer = await adyen(server.base).charge(msgspec.structs.replace(CHARGE, payment_method=method), leave())
+        answer = await adyen(server.base).send(msgspec.structs.replace(CHARGE, payment_method=method), leave())
         assert isinstance(answer, Refused)
         assert answer.code == code
         assert "4111" not in repr(answer)
@@ -184,7 +184,7 @@ def test_an_encrypted_card_is_passed_on() -> None:
 @pytest.mark.parametrize("payment_id", ["", "a/b", "a b", "a?b", "a\r\nb", "x" * 81])
 async def test_a_refund_of_no_payment_is_refused_and_nothing_is_sent(payment_id: str) -> None:
     async with scripted() as server:
-        answer = await adyen(server.base).refund(msgspec.structs.replace(REFUND, payment_id=payment_id), leave())
+        answer = await adyen(server.base).send(msgspec.structs.replace(REFUND, payment_id=payment_id), leave())
         assert isinstance(answer, Refused)
         assert answer.code == "payment_id_invalid"
         assert server.asked == []
@@ -195,10 +195,10 @@ async def test_text_with_control_characters_is_refused_and_nothing_is_sent(text:
     async with scripted() as server:
         provider = adyen(server.base)
         answers = [
-            await provider.charge(msgspec.structs.replace(CHARGE, customer=text), leave()),
-            await provider.refund(msgspec.structs.replace(REFUND, reason=text), leave()),
-            await provider.transfer(msgspec.structs.replace(TRANSFER, description=text), leave()),
-            await provider.transfer(msgspec.structs.replace(TRANSFER, description="x" * 141), leave()),
+            await provider.send(msgspec.structs.replace(CHARGE, customer=text), leave()),
+            await provider.send(msgspec.structs.replace(REFUND, reason=text), leave()),
+            await provider.send(msgspec.structs.replace(TRANSFER, description=text), leave()),
+            await provider.send(msgspec.structs.replace(TRANSFER, description="x" * 141), leave()),
         ]
         for answer in answers:
             assert isinstance(answer, Refused)

@@ -13,7 +13,7 @@ from tallystick.errors import NotOffered, ProviderUnreachable
 from tallystick.providers.adyen.adapter import Adyen
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Said
-from tallystick.providers.words import Absent, Done, Exchange, Found, Instruction, Lookup, Undecided, Unknown
+from tallystick.providers.words import Absent, Done, Exchange, Found, Instruction, Lookup, NotShown, Undecided
 from tests.providers.adyen.examples import (
     AMOUNT,
     CHARGE,
@@ -192,9 +192,9 @@ async def test_one_transfer_is_fetched_by_its_id() -> None:
         fetched = await provider.fetch("transfer", "3JERI6")
         assert isinstance(fetched, Done)
         assert fetched.movement.state == "returned"
-        assert isinstance(await provider.fetch("transfer", "3JERI6"), Unknown)
-        assert isinstance(await provider.fetch("transfer", "../x"), Unknown)
-        assert isinstance(await provider.fetch("charge", "PSP1"), Unknown)
+        assert isinstance(await provider.fetch("transfer", "3JERI6"), Absent)
+        assert isinstance(await provider.fetch("transfer", "../x"), Absent)
+        assert isinstance(await provider.fetch("charge", "PSP1"), NotShown)
         assert [asked.path for asked in server.asked] == ["/btl/v4/transfers/3JERI6"] * 2
 
 

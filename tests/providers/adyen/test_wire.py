@@ -20,14 +20,11 @@ from tallystick.providers.words import (
     Absent,
     Answer,
     Busy,
-    Charge,
     Done,
     Exchange,
     Instruction,
-    Refund,
     Refused,
     Sending,
-    Transfer,
     Unknown,
 )
 from tallystick.secret import Secret
@@ -63,13 +60,7 @@ EVERY_CALL = pytest.mark.parametrize(("instruction", "reply", "status"), CALLS, 
 
 async def send(provider: Adyen, instruction: Instruction, sending: Sending | None = None) -> Answer:
     port: Provider = provider
-    match instruction:
-        case Charge():
-            return await port.charge(instruction, sending or leave())
-        case Refund():
-            return await port.refund(instruction, sending or leave())
-        case Transfer():
-            return await port.transfer(instruction, sending or leave())
+    return await port.send(instruction, sending or leave())
 
 
 async def answered(instruction: Instruction, *answers: Canned) -> tuple[Answer, Scripted]:

@@ -13,9 +13,7 @@ from tests.providers.square.samples import CHARGE, INSTRUCTIONS
 
 
 async def send(square: Square, instruction: Charge | Refund) -> Answer:
-    if isinstance(instruction, Charge):
-        return await square.charge(instruction, leave())
-    return await square.refund(instruction, leave())
+    return await square.send(instruction, leave())
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)

@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.keys.derived import digest
 from tallystick.providers import scanning
-from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
+from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, NotShown, Undecided
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.square import samples
 from tests.providers.square.samples import CHARGE, INSTRUCTIONS, REFUND, TRANSFER
@@ -147,15 +147,15 @@ async def test_one_object_is_fetched_by_its_id(purpose: Any, body: dict[str, Any
 
 @pytest.mark.parametrize(
     "canned",
-    [Canned(404), Canned(401), Canned(500), Canned(200, b"{}"), Canned(200, {"payment": samples.payment(id="P2")})],
+    [Canned(403), Canned(401), Canned(500), Canned(200, b"{}"), Canned(200, {"payment": samples.payment(id="P2")})],
 )
-async def test_what_is_not_fetched_whole_is_unknown(canned: Canned) -> None:
+async def test_what_is_not_fetched_whole_decides_nothing(canned: Canned) -> None:
     async with scripted(canned) as server:
-        assert isinstance(await samples.adapter(server.base).fetch("charge", "PAY1"), Unknown)
+        assert isinstance(await samples.adapter(server.base).fetch("charge", "PAY1"), Undecided)
 
 
 @pytest.mark.parametrize(("purpose", "provider_id"), [("charge", ""), ("charge", "a/b"), ("transfer", "PAY1")])
 async def test_what_cannot_be_is_not_asked_for(purpose: Any, provider_id: str) -> None:
     async with scripted() as server:
-        assert isinstance(await samples.adapter(server.base).fetch(purpose, provider_id), Unknown)
+        assert isinstance(await samples.adapter(server.base).fetch(purpose, provider_id), Absent | NotShown)
         assert server.asked == []

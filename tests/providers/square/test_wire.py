@@ -12,12 +12,9 @@ from tallystick.providers.square.adapter import Square
 from tallystick.providers.words import (
     Answer,
     Busy,
-    Charge,
     Done,
     Instruction,
-    Refund,
     Refused,
-    Transfer,
     Unknown,
 )
 from tallystick.secret import Secret
@@ -29,13 +26,7 @@ Changes = dict[str, Any]
 
 
 async def send(square: Square, instruction: Instruction) -> Answer:
-    match instruction:
-        case Charge():
-            return await square.charge(instruction, leave())
-        case Refund():
-            return await square.refund(instruction, leave())
-        case Transfer():
-            return await square.transfer(instruction, leave())
+    return await square.send(instruction, leave())
 
 
 async def sent(instruction: Instruction, answer: Canned) -> tuple[Answer, Asked]:
@@ -265,7 +256,7 @@ async def test_a_transfer_is_refused_before_anything_is_sent() -> None:
     """Square's API cannot pay third parties."""
     async with scripted() as server:
         square = samples.adapter(server.base)
-        answer = await square.transfer(TRANSFER, leave())
+        answer = await square.send(TRANSFER, leave())
         assert server.asked == []
     assert isinstance(answer, Refused)
     assert answer.code == "cannot_push_money"

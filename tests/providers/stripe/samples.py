@@ -116,10 +116,4 @@ def event(thing: dict[str, Any], kind: str = "payout.failed", **changes: Any) ->
 
 
 async def send(stripe: Stripe, instruction: Instruction) -> Answer:
-    match instruction:
-        case Charge():
-            return await stripe.charge(instruction, leave())
-        case Refund():
-            return await stripe.refund(instruction, leave())
-        case Transfer():
-            return await stripe.transfer(instruction, leave())
+    return await stripe.send(instruction, leave())

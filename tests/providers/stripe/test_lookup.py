@@ -9,7 +9,7 @@ import pytest
 from tallystick.keys.derived import digest
 from tallystick.providers import scanning
 from tallystick.providers.stripe import lookup
-from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, Undecided, Unknown
+from tallystick.providers.words import Absent, Done, Found, Instruction, Lookup, Undecided
 from tallystick.secret import Secret
 from tests.providers.scripted import FIRST_SENT_AT, NOW, Canned, scripted
 from tests.providers.stripe import samples
@@ -216,7 +216,7 @@ async def test_a_fetched_charge_brings_its_client_secret() -> None:
 @pytest.mark.parametrize(
     "canned",
     [
-        Canned(404),
+        Canned(403),
         Canned(401),
         Canned(500),
         Canned(200, b"{}"),
@@ -224,9 +224,9 @@ async def test_a_fetched_charge_brings_its_client_secret() -> None:
         Canned(cut=3),
     ],
 )
-async def test_what_is_not_fetched_whole_is_unknown(canned: Canned) -> None:
+async def test_what_is_not_fetched_whole_decides_nothing(canned: Canned) -> None:
     async with scripted(canned) as server:
-        assert isinstance(await samples.adapter(server.base).fetch("transfer", "tr_1"), Unknown)
+        assert isinstance(await samples.adapter(server.base).fetch("transfer", "tr_1"), Undecided)
 
 
 @pytest.mark.parametrize("provider_id", ["", "../x", "tr_1?x", "a b/po_1", "tr_1\r\n"])
@@ -234,4 +234,4 @@ async def test_an_id_that_is_none_is_not_asked_for(provider_id: str) -> None:
     async with scripted() as server:
         answer = await samples.adapter(server.base).fetch("transfer", provider_id)
         assert server.asked == []
-    assert isinstance(answer, Unknown)
+    assert isinstance(answer, Absent)

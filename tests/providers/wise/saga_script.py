@@ -34,7 +34,7 @@ async def answered(
 ) -> tuple[Answer, list[tuple[str, str]], Scripted]:
     async with scripted(*answers) as server:
         port: Provider = wise(server.base)
-        answer = await port.transfer(transfer, nth_leave(number))
+        answer = await port.send(transfer, nth_leave(number))
         await port.close()
     assert API_KEY not in repr(answer)
     # Only what was never sent at all leaves nothing to show.

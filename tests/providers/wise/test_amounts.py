@@ -37,7 +37,7 @@ WRITTEN = {
 async def test_an_amount_wise_cannot_write_is_refused_and_nothing_is_sent(currency: str, amount_micros: int) -> None:
     async with scripted() as server:
         transfer = msgspec.structs.replace(TRANSFER, amount_micros=amount_micros, currency=currency)
-        answer = await wise(server.base).transfer(transfer, leave())
+        answer = await wise(server.base).send(transfer, leave())
         assert isinstance(answer, Refused)
         assert answer.code == "amount_not_representable"
         assert server.asked == []
@@ -120,7 +120,7 @@ def test_what_is_no_amount_is_refused(amount_micros: int, currency: str, code: s
 async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destination: str) -> None:
     async with scripted() as server:
         transfer = msgspec.structs.replace(TRANSFER, destination=destination)
-        answer = await wise(server.base).transfer(transfer, leave())
+        answer = await wise(server.base).send(transfer, leave())
         assert isinstance(answer, Refused)
         assert answer.code == "destination_invalid"
         assert server.asked == []
@@ -130,7 +130,7 @@ async def test_a_destination_that_is_none_is_refused_and_nothing_is_sent(destina
 @pytest.mark.parametrize("text", ["a\nb", "a\x00b", "12\r\n"])
 async def test_text_with_control_characters_is_refused_and_nothing_is_sent(field: str, text: str) -> None:
     async with scripted() as server:
-        answer = await wise(server.base).transfer(msgspec.structs.replace(TRANSFER, **{field: text}), leave())
+        answer = await wise(server.base).send(msgspec.structs.replace(TRANSFER, **{field: text}), leave())
         assert isinstance(answer, Refused)
         assert answer.code == "text_invalid"
         assert server.asked == []
@@ -139,8 +139,8 @@ async def test_text_with_control_characters_is_refused_and_nothing_is_sent(field
 async def test_wise_takes_no_payments_and_says_so() -> None:
     async with scripted() as server:
         provider = wise(server.base)
-        charged = await provider.charge(Charge(key=KEY, amount_micros=10_000, currency="EUR"), leave())
-        refunded = await provider.refund(Refund(key=KEY, payment_id="1", amount_micros=10_000, currency="EUR"), leave())
+        charged = await provider.send(Charge(key=KEY, amount_micros=10_000, currency="EUR"), leave())
+        refunded = await provider.send(Refund(key=KEY, payment_id="1", amount_micros=10_000, currency="EUR"), leave())
         assert isinstance(charged, Refused)
         assert isinstance(refunded, Refused)
         assert (charged.code, refunded.code) == ("cannot_take_money", "cannot_refund")

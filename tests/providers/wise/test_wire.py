@@ -83,7 +83,7 @@ async def test_the_balance_that_pays_may_be_in_another_currency() -> None:
         Canned(200, QUOTE | {"sourceCurrency": "EUR"}), made(sourceCurrency="EUR"), COMPLETED
     ) as server:
         provider = Wise(msgspec.structs.replace(account(server.base), source_currency="EUR"))
-        assert isinstance(await provider.transfer(TRANSFER, leave()), Done)
+        assert isinstance(await provider.send(TRANSFER, leave()), Done)
         assert server.asked[0].json()["sourceCurrency"] == "EUR"  # type: ignore[index]
 
 
@@ -335,7 +335,7 @@ async def test_a_transfer_that_is_cancelled_is_refused() -> None:
 async def test_a_provider_that_cannot_be_reached_was_not_asked() -> None:
     async with scripted() as server:
         base = server.base
-    answer = await wise(base).transfer(TRANSFER, leave())
+    answer = await wise(base).send(TRANSFER, leave())
     assert isinstance(answer, Busy)
     assert answer.code == "unreachable"
 
@@ -343,7 +343,7 @@ async def test_a_provider_that_cannot_be_reached_was_not_asked() -> None:
 async def test_without_leave_nothing_is_sent() -> None:
     async with scripted(QUOTED) as server:
         late = Sending(first_sent_at=FIRST_SENT_AT, not_after=FIRST_SENT_AT, sendable_until=steady() - 1)
-        assert isinstance(await wise(server.base).transfer(TRANSFER, late), Busy)
+        assert isinstance(await wise(server.base).send(TRANSFER, late), Busy)
         assert server.asked == []
 
 
@@ -361,7 +361,7 @@ async def test_a_leave_that_ends_on_the_way_leaves_an_unfunded_transfer_and_so_i
             return await send(*words, sending=over if count == 3 else sending, **more)
 
         line.send = late  # type: ignore[method-assign]
-        answer = await provider.transfer(TRANSFER, sending)
+        answer = await provider.send(TRANSFER, sending)
         assert isinstance(answer, Unknown)
         assert answer.code == "not_after_passed"
         assert [asked.path for asked in server.asked] == [QUOTING[1], MAKING[1]]

@@ -72,9 +72,9 @@ class Held:
 def around(one: Shop, *, before: Callable[[], Awaitable[None]] | None = None, held: Held | None = None) -> list[bytes]:
     """Have something done before a worker's sends, or hold it after their answers. Returns the keys that it sends."""
     provider: Any = one.providers["simulator"]
-    original, keys = provider.transfer, []
+    original, keys = provider.send, []
 
-    async def transfer(instruction: Transfer, sending: Sending) -> Any:
+    async def send(instruction: Transfer, sending: Sending) -> Any:
         if before is not None:
             await before()
         keys.append(instruction.key)
@@ -83,7 +83,7 @@ def around(one: Shop, *, before: Callable[[], Awaitable[None]] | None = None, he
             await held.wait()
         return answer
 
-    provider.transfer = transfer
+    provider.send = send
     return keys
 
 
@@ -380,7 +380,7 @@ async def test_absence_proves_nothing_while_the_first_may_be_on_its_way(worker: 
             currency=view.currency,
             description=view.id,
         )
-        assert isinstance(await simulated(one).transfer(instruction, leave()), Done)
+        assert isinstance(await simulated(one).send(instruction, leave()), Done)
         await pass_time(one.dsn, A_WHILE)
         ticked = await one.tick()
         assert (ticked.looked_up, ticked.sent, ticked.transferred) == (1, 0, 1)

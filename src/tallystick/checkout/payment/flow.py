@@ -49,7 +49,6 @@ from tallystick.checkout.payment.rules import (
 )
 from tallystick.checkout.payment.store import (
     Begun,
-    Books,
     ChargeResult,
     ClaimedCharge,
     Click,
@@ -66,32 +65,33 @@ from tallystick.checkout.release.rules import Release, after_cancel
 from tallystick.checkout.release.store import ProviderWord
 from tallystick.commit.group import GroupCommit
 from tallystick.database.pool import Database
-from tallystick.errors import Busy, InvariantBroken, RestoredDatabase, ShareUsed, TallystickError
+from tallystick.errors import Busy, InvariantBroken, RestoredDatabase, ShareUsed
 from tallystick.keys.derived import hex64
 from tallystick.ledger.claims import Tenant, key_refusal
 from tallystick.ledger.outcome import Rejected
 from tallystick.movement import asking
-from tallystick.movement import flow as sending
 from tallystick.movement.asking import AskedAbout
 from tallystick.movement.evidence import answered, looked_up, now_after
-from tallystick.movement.flow import Sender
+from tallystick.movement.flow import Outgoing, Sender
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import Absence
-from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY, Failed, Happened, Patience, believed, made_until
+from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY, Failed, Happened, Patience
 from tallystick.movement.store import Answered
+from tallystick.movement.terms import terms_of
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import (
     Answer,
     Done,
     Event,
+    Fetched,
     Found,
     Looked,
     Lookup,
     Movement,
+    NotShown,
     Refused,
-    Sending,
-    Unknown,
+    Undecided,
 )
 from tallystick.settings import LIMITS, Limits
 
@@ -104,8 +104,6 @@ _SOONEST_SECONDS: Final = 1
 _LATEST_SECONDS: Final = 60
 # Why nothing begins: the attempt before it was refused, and may still be paid at the provider.
 _NOT_ENDED: Final = "earlier_attempt_not_ended"
-# An adapter whose provider shows no payments by their id says so with this code.
-_NOT_SHOWN: Final = "no_lookup"
 # It is not worded by a provider: this is how our own question is told apart from its webhooks.
 _FOUND: Final = "tallystick.found_by_recovery"
 
@@ -150,7 +148,7 @@ class Payments:
             stuck_after=timedelta(seconds=limits.payment_stuck_seconds), budget=limits.payment_retry_budget
         )
         self._terms = store.ChargeTerms(
-            books={name: _books(adapter) for name, adapter in providers.items()},
+            providers={name: terms_of(name, adapter, "charge") for name, adapter in providers.items()},
             patience=self._patience,
             lease=timedelta(seconds=limits.payment_lease_seconds),
             most_attempts=limits.payment_attempts,
@@ -357,28 +355,20 @@ class Payments:
 
     async def _sent(self, tenant: Tenant, begun: Begun, *, began: float, heard: float) -> tuple[Answer, Entry, bool]:
         """Send an attempt that is committed, once, and record what came of it."""
-        adapter = self._providers[begun.charge.provider]
-        # Counted from before the commit: this clock's not-after is never later than the database's.
-        permit = Sending(
-            first_sent_at=begun.attempt.first_sent_at,
-            not_after=begun.attempt.not_after,
-            sendable_until=began + self._limits.send_seconds,
-            mark=begun.attempt.mark,
+        sent = await self._sender.send(
+            Outgoing(
+                attempt=begun.attempt,
+                instruction=begun.instruction,
+                history=begun.history,
+                since=begun.order.created_at,
+                now=begun.now,
+                began=began,
+                heard=heard,
+            )
         )
-        answer: Answer = await sending.call(adapter, begun.instruction, permit)
-        now = now_after(begun.now, heard)
-        answer = believed(
-            begun.history,
-            answer,
-            attempt=begun.attempt.number,
-            since=begun.order.created_at,
-            now=now,
-            facts=adapter.facts,
-        )
-        self._sender.heard(begun.charge.provider, answer)
-        entry = after_answer(begun.history, answer, tries=begun.charge.tries, now=now, patience=self._patience)
+        answer, stands = sent.answer, sent.stands
         # What was stored long ago is proof of what was made, and not how it stands.
-        shown_now = await asking.as_it_stands(adapter, "charge", answer, seconds=self._limits.payment_wait_seconds / 2)
+        entry = after_answer(begun.history, answer, tries=begun.charge.tries, now=sent.at, patience=self._patience)
         is_recorded = await self._record(
             ChargeResult(
                 tenant=tenant,
@@ -387,30 +377,20 @@ class Payments:
                 entry=entry,
                 response=answered(answer),
                 answered=Answered(begun.attempt, answer),
-                awaits_customer=isinstance(entry, Happened) and _awaits(shown_now),
-                told=_told_now(begun, entry, shown_now) if shown_now is not answer else (),
+                awaits_customer=isinstance(entry, Happened) and _awaits(stands),
+                told=_told_now(begun, entry, stands) if stands is not answer else (),
                 left_as=answer.left_as if isinstance(answer, Refused) and isinstance(entry, Failed) else "",
                 refused=(
                     _refused(begun.order.name, begun.charge, entry, answer) if isinstance(entry, Failed) else None
                 ),
             )
         )
-        await self._sender.tell_breaker(begun.charge.provider)
-        return shown_now, entry, is_recorded
+        return stands, entry, is_recorded
 
     async def _close(self, click: Click, closing: Closing, heard: float) -> Paid | None:
         """Have the provider cancel what the attempt before left there. None: it has, and the next one may begin."""
         charge, now = closing.charge, now_after(closing.now, heard)
-        permit = Sending(
-            first_sent_at=now,
-            not_after=now + timedelta(seconds=self._limits.send_seconds),
-            sendable_until=steady() + self._limits.send_seconds,
-        )
-        answer: Answer
-        try:
-            answer = await self._providers[charge.provider].cancel(charge.payment_intent_id or "", permit)
-        except TallystickError as error:
-            answer = Unknown(code="cancel_failed", message=str(error))
+        answer = await self._sender.cancel(charge.provider, charge.payment_intent_id or "", now=now)
         if isinstance(after_cancel(answer), Release):
             await store.closed(self._database, click.tenant, charge)
             return None
@@ -437,7 +417,7 @@ class Payments:
             case Done():
                 secret = answer.client_secret
                 status = shown("COMPLETED", awaits_customer=_awaits(answer))
-            case Unknown(code=code) if code == _NOT_SHOWN:
+            case NotShown():
                 secret = None
             case _ if same.recorded is not None:
                 # Its key has one answer, whoever is away: without the secret, which is the provider's to show.
@@ -604,36 +584,29 @@ class Payments:
             provider=claimed.charge.provider,
             most_attempts=self._terms.most_attempts,
         )
-        since = search.since
-        until = made_until(history, since=since, now=now, facts=adapter.facts)
-        looked = await asking.look_up(adapter, claimed.instruction, search.others, since=since, now=now, until=until)
-        await self._sender.witness.asked(claimed.charge.provider, history, looked)
-        if asking.under_another_key(looked, claimed.charge.key) is not None:
-            return Hold(now + REVIEW_PAUSE, claimed.charge.tries, MOVED_UNDER_ANOTHER_KEY), looked, None
+        shown = await self._sender.ask(
+            claimed.charge.provider, claimed.instruction, history, since=search.since, now=now, others=search.others
+        )
+        if shown.moved_as is not None:
+            return Hold(now + REVIEW_PAUSE, claimed.charge.tries, MOVED_UNDER_ANOTHER_KEY), shown.looked, None
         step = after_look(
             claimed.order,
             claimed.charge,
             claimed.history,
-            looked,
+            shown.looked,
             lookup=adapter.facts.lookup.get("charge", Lookup.NONE),
             now=now,
             facts=adapter.facts,
             patience=self._patience,
         )
-        return step, looked, asking.absence(looked, claimed.charge.key, now, since=since)
+        return step, shown.looked, shown.absence
 
-    async def _fetch(self, provider: str, payment_intent_id: str) -> Answer:
+    async def _fetch(self, provider: str, payment_intent_id: str) -> Fetched:
         adapter = self._providers.get(provider)
         if adapter is None:
-            return Unknown(code="provider_not_configured", message="")
-        try:
-            # Whoever has an answer already is told it within the time that a caller waits.
-            async with asyncio.timeout(self._limits.payment_wait_seconds / 2):
-                return await adapter.fetch("charge", payment_intent_id)
-        except TimeoutError:
-            return Unknown(code="fetch_too_slow", message="")
-        except TallystickError as error:
-            return Unknown(code="fetch_failed", message=str(error))
+            return Undecided(code="provider_not_configured", message="")
+        # Whoever has an answer already is told it within the time that a caller waits.
+        return await asking.fetch(adapter, "charge", payment_intent_id, seconds=self._limits.payment_wait_seconds / 2)
 
     async def _record(self, result: ChargeResult) -> bool:
         try:
@@ -654,15 +627,6 @@ class Payments:
 
 
 _NOT_YET: Final = PaymentView(status="PENDING", payment_intent_id=None, attempts=0, reason=None)
-
-
-def _books(adapter: Provider) -> Books:
-    return Books(
-        account=adapter.account,
-        facts=adapter.facts,
-        lookup=adapter.facts.lookup.get("charge", Lookup.NONE),
-        refusal=adapter.refusal,
-    )
 
 
 def _plain(click: Click) -> Click:

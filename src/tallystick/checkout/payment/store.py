@@ -3,7 +3,7 @@
 Locks in one order everywhere: orders, the log, intents, attempts.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
@@ -53,7 +53,8 @@ from tallystick.movement.life import store as life
 from tallystick.movement.rules import LONGEST_TRUSTED, Absence, AskFirst, Withheld, decode_charge
 from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History, Patience
 from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.providers.words import Charge, Facts, Lookup, Refused
+from tallystick.movement.terms import ProviderTerms
+from tallystick.providers.words import Charge, Lookup
 from tallystick.webhooks import inbox
 
 _SQL = queries.load(__package__, "store.sql")
@@ -64,22 +65,13 @@ OrderName = tuple[int, UUID]
 KeyName = tuple[int, bytes]
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a provider decides about charges. `refusal`: why it cannot even word one."""
-
-    account: str
-    facts: Facts
-    lookup: Lookup
-    refusal: Callable[[Charge], Refused | None]
-
-
 class ChargeTerms(msgspec.Struct, frozen=True, kw_only=True):
     """By what a click is decided, wherever it comes in.
 
     `permit_seconds`: how long bytes may be written. `lease`: how long a charge is left to the one who works on it.
     """
 
-    books: Mapping[str, Books]
+    providers: Mapping[str, ProviderTerms]
     patience: Patience
     lease: timedelta
     most_attempts: int
@@ -297,7 +289,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_bound: bool
     history: History
     provider: str
-    books: Books
+    terms: ProviderTerms
     now: datetime
 
 
@@ -395,8 +387,8 @@ class _Batch:
             if recorded is not None:
                 return recorded
         provider = item.provider if charge is None or charge.status == "FAILED" else charge.provider
-        books = self._terms.books.get(provider)
-        if books is None:
+        terms = self._terms.providers.get(provider)
+        if terms is None:
             return _not_configured(provider)
         history = NOTHING_SENT if charge is None else self._histories.get((place[0], charge.key), NOTHING_SENT)
         since = order.created_at if charge is None else min(row["since"] or order.created_at, order.created_at)
@@ -408,22 +400,22 @@ class _Batch:
             is_bound=bound is not None,
             history=history,
             provider=provider,
-            books=books,
+            terms=terms,
             now=now,
         )
 
     def _next_step(self, seen: _Seen) -> payment.PayStep | Rejected:
         item, charge = seen.item, seen.charge
         if item.under is None:
-            holder = None if charge is None else self._terms.books.get(charge.provider)
+            holder = None if charge is None else self._terms.providers.get(charge.provider)
             return payment.next_step(
                 seen.order,
                 charge,
                 seen.history,
-                account=seen.books.account,
-                lookup=seen.books.lookup,
+                account=seen.terms.account,
+                lookup=seen.terms.lookup,
                 now=seen.now,
-                facts=seen.books.facts,
+                facts=seen.terms.facts,
                 holder=None if holder is None else holder.facts,
                 patience=self._terms.patience,
                 most_attempts=self._terms.most_attempts,
@@ -435,7 +427,7 @@ class _Batch:
     def _begin(self, seen: _Seen, attempt: int) -> _Beginning | Rejected:
         item, order = seen.item, seen.order
         instruction = charge_of(order, attempt=attempt, provider=seen.provider, payment_method=item.payment_method)
-        refused = seen.books.refusal(instruction)
+        refused = seen.terms.refusal(instruction)
         if refused is not None:
             # In any form: nothing is logged, because nothing will ever be asked of the provider.
             return Rejected(
@@ -538,7 +530,7 @@ class _Batch:
 
         A provider need not keep a refusal under its key: that protects nobody then.
         """
-        asked_for = {name for name, books in self._terms.books.items() if books.lookup in (Lookup.EXACT, Lookup.SCAN)}
+        asked_for = {name for name, one in self._terms.providers.items() if one.lookup in (Lookup.EXACT, Lookup.SCAN)}
         fresh = [one for one in fresh if one.charge.provider in asked_for]
         if not fresh:
             return set()
@@ -608,18 +600,14 @@ class _Batch:
         )
 
     def _asking(self, beginning: _Beginning, *, is_relied_on: bool) -> Asking:
-        books = self._terms.books[beginning.charge.provider]
         return Asking(
             tenant=beginning.item.tenant,
-            provider=beginning.charge.provider,
-            purpose="charge",
+            terms=self._terms.providers[beginning.charge.provider],
             instruction=beginning.instruction,
-            account=books.account,
             token=beginning.item.token,
             permit_seconds=self._terms.permit_seconds,
             since=beginning.order.created_at,
-            remembered=books.facts.remembered if is_relied_on else timedelta(),
-            settles_in=books.facts.settles_in,
+            is_relied_on=is_relied_on,
             mark=f"order/{beginning.order.name}",
             absence=beginning.item.absence,
             author=beginning.item.author,

@@ -33,7 +33,6 @@ from tallystick.checkout.refund.review import flow as refund_review
 from tallystick.checkout.refund.review.flow import Asked, RefundReviewView
 from tallystick.checkout.refund.review.rules import (
     IN_FLIGHT,
-    NOT_SHOWN,
     Decision,
     RefundStanding,
     Wanted,
@@ -58,7 +57,6 @@ from tallystick.checkout.refund.rules import (
 )
 from tallystick.checkout.refund.store import (
     Begun,
-    Books,
     ClaimedRefund,
     Debt,
     ReceiptRow,
@@ -76,12 +74,10 @@ from tallystick.ledger.claims import Tenant, key_refusal
 from tallystick.ledger.decisions import Decision as DecidedApproval
 from tallystick.ledger.decisions import Reviewed, once
 from tallystick.ledger.outcome import Rejected
-from tallystick.money.currencies import Purpose
 from tallystick.movement import asking
-from tallystick.movement import flow as sending
-from tallystick.movement.asking import AskedAbout
+from tallystick.movement.asking import AskedAbout, unshown
 from tallystick.movement.evidence import answered, kept, looked_up, now_after
-from tallystick.movement.flow import Sender
+from tallystick.movement.flow import Outgoing, Sender
 from tallystick.movement.life import orphans
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import STOPPED_PAUSE, Absence
@@ -91,13 +87,13 @@ from tallystick.movement.steps import (
     Failed,
     Happened,
     LookUp,
-    believed,
     made_until,
 )
 from tallystick.movement.store import Answered
+from tallystick.movement.terms import terms_of
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
-from tallystick.providers.words import Absent, Answer, Done, Found, Looked, Lookup, Sending, Unknown
+from tallystick.providers.words import Absent, Answer, Done, Found, Looked, Lookup, NotShown, Undecided
 from tallystick.settings import LIMITS, Limits
 from tallystick.webhooks.inbox import ClaimedEvent
 
@@ -159,7 +155,7 @@ class Refunds:
         self._changed = changed
         self._patience = patience(timedelta(seconds=limits.payment_stuck_seconds))
         self.terms = RefundTerms(
-            books={name: _books(adapter) for name, adapter in providers.items()},
+            providers={name: terms_of(name, adapter, "refund") for name, adapter in providers.items()},
             lease=timedelta(seconds=limits.payment_lease_seconds),
             permit_seconds=limits.send_seconds,
         )
@@ -348,7 +344,7 @@ class Refunds:
             if isinstance(found, Rejected):
                 return found
             receipt, refund = found
-            if receipt["provider"] not in self.terms.books:
+            if receipt["provider"] not in self.terms.providers:
                 return _not_configured(receipt["provider"])
             standing = _standing(receipt, refund, part)
             if "refund" not in permitted(standing):
@@ -430,7 +426,7 @@ class Refunds:
         one = await store.standing(connection, tenant, key)
         if one is None:
             raise InvariantBroken("a refund that is locked is not there")
-        books = self.terms.books.get(one.owed.provider)
+        books = self.terms.providers.get(one.owed.provider)
         if books is None:
             return _not_configured(one.owed.provider)
         if began.claims.get(key) != one.owed.claim_number:
@@ -509,29 +505,10 @@ class Refunds:
             newest = max(refunds, key=lambda one: one.generation, default=None)
             if wanted == "confirm":
                 return await self._doubt(seen, newest, asked.refund_id or "") or "it gave this back"
-            return await self._not_there(tenant, provider, newest)
-        if provider is None:
-            return "nothing: it is not configured here"
-        answer = await self._fetched(provider, "charge", asked.payment_intent_id)
-        match answer:
-            case Done(movement=movement):
-                why = doubt_on_keeping(movement, amount_micros=seen.amount_micros, currency=seen.currency)
-                if why is not None:
-                    return _not_kept(asked.payment_intent_id, why)
-                return f"the payment is {movement.status} ({movement.state})"
-            case Unknown(code=code) if code == NOT_SHOWN:
-                return "nothing: it shows no payments by their id"
-            case _:
-                return _unasked(asked.payment_intent_id, answer.code)
+            return await self._not_there(tenant, newest)
+        return "nothing: it is not configured here" if provider is None else await _may_stay(provider, seen)
 
-    @staticmethod
-    async def _fetched(provider: Provider, purpose: Purpose, object_id: str) -> Answer:
-        try:
-            return await provider.fetch(purpose, object_id)
-        except TallystickError as error:
-            return Unknown(code="fetch_failed", message=str(error))
-
-    async def _not_there(self, tenant: Tenant, provider: Provider, refund: RefundRow | None) -> str | Rejected:
+    async def _not_there(self, tenant: Tenant, refund: RefundRow | None) -> str | Rejected:
         """What the provider's books say to it that this refund did not happen."""
         if refund is None:
             return "nothing: no refund was asked of it"
@@ -539,8 +516,8 @@ class Refunds:
             one = await store.standing(connection, tenant, refund.key)
         if one is None:
             raise InvariantBroken("a refund that was read is not there")
-        books = self.terms.books[one.owed.provider]
-        looked = await self._look_up(provider, one, one.now)
+        books = self.terms.providers[one.owed.provider]
+        looked = await self._look_up(one, one.now)
         return books_on_failure(
             looked, one.history, account=books.account, can_be_asked=books.lookup is not Lookup.NONE
         )
@@ -549,7 +526,7 @@ class Refunds:
         """Why the provider's own books do not bear out that this refund gave that payment, or part of it, back."""
         if not refund_id or not refund_id.isprintable():
             return _doubted(refund_id, "there is no such id")
-        answer = await self._fetched(self._providers[taken.provider], "refund", refund_id)
+        answer = await asking.fetch(self._providers[taken.provider], "refund", refund_id)
         match answer:
             case Done(movement=movement):
                 why = doubt(
@@ -564,11 +541,11 @@ class Refunds:
                     # Parts may be equal in everything else.
                     why = why or "it bears the key of another refund of ours"
                 return None if why is None else _doubted(refund_id, why)
-            case Unknown(code=code) if code == NOT_SHOWN:
+            case NotShown():
                 # The person's word, then: he has seen what this provider shows to nobody else.
                 return None
-            case _:
-                return _doubted(refund_id, f"the provider does not show it: {answer.code}")
+            case Absent() | Undecided():
+                return _doubted(refund_id, f"the provider does not show it: {unshown(answer)}")
 
     # --- what is due
 
@@ -638,8 +615,7 @@ class Refunds:
 
     async def _decided(self, one: ClaimedRefund, heard: float) -> tuple[Resend | Entry, _Said, Absence | None]:
         """What it comes to before anything is sent; what the books said of it, and their proof."""
-        adapter = self._providers[one.owed.provider]
-        books = self.terms.books[one.owed.provider]
+        books = self.terms.providers[one.owed.provider]
         step = next_step(
             one.owed,
             one.history,
@@ -651,31 +627,39 @@ class Refunds:
             jitter=self._jitter(),
         )
         if isinstance(step, LookUp):
-            return await self._asked(adapter, one, now_after(one.now, heard))
+            return await self._asked(one, now_after(one.now, heard))
         return step, _NOTHING, None
 
-    async def _asked(
-        self, adapter: Provider, one: ClaimedRefund, now: datetime
-    ) -> tuple[Resend | Entry, _Said, Absence | None]:
+    async def _asked(self, one: ClaimedRefund, now: datetime) -> tuple[Resend | Entry, _Said, Absence | None]:
         """Ask the provider's books; what they make of it, and the evidence. Dated before the question."""
-        looked = await self._look_up(adapter, one, now)
-        await self._sender.witness.asked(one.owed.provider, one.history, looked)
-        if asking.under_another_key(looked, one.owed.key) is not None:
-            return Hold(now + LONGEST_PAUSE, one.owed.tries + 1, MOVED_UNDER_ANOTHER_KEY), _looked(looked), None
-        books = self.terms.books[one.owed.provider]
+        # What may have run was sent under this key. Where nothing is known to have, another generation may have moved.
+        shown = await self._sender.ask(
+            one.owed.provider,
+            one.instruction,
+            one.history,
+            since=_asked_from(one),
+            created=one.owed.since,
+            now=now,
+            others=() if one.history.may_have_run else later_refund_keys(one.owed),
+        )
+        if shown.moved_as is not None:
+            return Hold(now + LONGEST_PAUSE, one.owed.tries + 1, MOVED_UNDER_ANOTHER_KEY), _looked(shown.looked), None
+        books = self.terms.providers[one.owed.provider]
         step = after_look(
             one.owed,
             one.history,
-            looked,
+            shown.looked,
             lookup=books.lookup,
             now=now,
             facts=books.facts,
             patience=self._patience,
             jitter=self._jitter(),
         )
-        return step, _looked(looked), asking.absence(looked, one.owed.key, now, since=_asked_from(one))
+        return step, _looked(shown.looked), shown.absence
 
-    async def _look_up(self, adapter: Provider, one: ClaimedRefund | Begun, now: datetime) -> Looked:
+    async def _look_up(self, one: ClaimedRefund | Begun, now: datetime) -> Looked:
+        """What the books say of it after a refusal, or for a person who says that it did not happen."""
+        adapter = self._providers[one.owed.provider]
         # What may have run was sent under this key. Where nothing is known to have, another generation may have moved.
         is_known = one.history.may_have_run or isinstance(one, Begun)
         others = () if is_known else later_refund_keys(one.owed)
@@ -710,48 +694,35 @@ class Refunds:
 
     async def _sent(self, begun: Begun, event: ClaimedEvent | None, *, began: float) -> Entry:
         """Send once, under a committed attempt, and record what came of it."""
-        provider = begun.owed.provider
-        adapter = self._providers[provider]
-        heard = steady()
-        # Counted from before the commit: this clock's not-after is never later than the database's.
-        permit = Sending(
-            first_sent_at=begun.attempt.first_sent_at,
-            not_after=begun.attempt.not_after,
-            sendable_until=began + self._limits.send_seconds,
-            mark=begun.attempt.mark,
-        )
-        async with self._turns[provider]:
-            # Too late for its permit, it is told so by the adapter and nothing is written.
-            answer: Answer = await sending.call(adapter, begun.instruction, permit)
-        now = now_after(begun.now, heard)
-        answer = believed(
-            begun.history,
-            answer,
-            attempt=begun.attempt.number,
+        outgoing = Outgoing(
+            attempt=begun.attempt,
+            instruction=begun.instruction,
+            history=begun.history,
             since=begun.owed.since,
-            now=now,
-            facts=adapter.facts,
+            now=begun.now,
+            began=began,
+            heard=steady(),
         )
-        self._sender.heard(provider, answer)
-        # It may have come back since, and whoever was told of that be lost.
-        answer = await asking.as_it_stands(adapter, "refund", answer, seconds=self._limits.payment_wait_seconds / 2)
+        async with self._turns[begun.owed.provider]:
+            # Too late for its permit, it is told so by the adapter and nothing is written.
+            sent = await self._sender.send(outgoing)
+        answer, now = sent.stands, sent.at
         entry = after_answer(begun.owed, begun.history, answer, now=now, patience=self._patience, jitter=self._jitter())
         said = _answered(answer)
         code = refusal_code(answer)
         if code is not None:
-            entry, said = await self._refused(adapter, begun, entry, said, code=code, now=now)
+            entry, said = await self._refused(begun, entry, said, code=code, now=now)
         is_recorded = await self._record(begun, entry, said, Answered(begun.attempt, answer), event)
-        await self._sender.tell_breaker(provider)
         return entry if is_recorded else Hold(now, begun.owed.tries)
 
     async def _refused(
-        self, adapter: Provider, begun: Begun, refused: Entry, said: _Said, *, code: str, now: datetime
+        self, begun: Begun, refused: Entry, said: _Said, *, code: str, now: datetime
     ) -> tuple[Entry, _Said]:
         """A refusal is not believed before the books were asked: "already refunded" may be our own refund."""
-        books, tries = self.terms.books[begun.owed.provider], begun.owed.tries
+        books, tries = self.terms.providers[begun.owed.provider], begun.owed.tries
         if books.lookup is Lookup.NONE:
             return after_refusal(refused, Resend(tries), code=code, tries=tries, now=now), said
-        looked = await self._look_up(adapter, begun, now)
+        looked = await self._look_up(begun, now)
         step = after_look(
             begun.owed,
             NOTHING_SENT if isinstance(refused, Failed) else begun.history,
@@ -799,6 +770,21 @@ class Refunds:
         return is_recorded
 
 
+async def _may_stay(provider: Provider, taken: ReceiptRow) -> str | Rejected:
+    """What the provider's books say to it that this payment is kept."""
+    answer = await asking.fetch(provider, "charge", taken.payment_intent_id)
+    match answer:
+        case Done(movement=movement):
+            why = doubt_on_keeping(movement, amount_micros=taken.amount_micros, currency=taken.currency)
+            if why is not None:
+                return _not_kept(taken.payment_intent_id, why)
+            return f"the payment is {movement.status} ({movement.state})"
+        case NotShown():
+            return "nothing: it shows no payments by their id"
+        case Absent() | Undecided():
+            return _unasked(taken.payment_intent_id, unshown(answer))
+
+
 def _is_first_of_a_part(one: ClaimedRefund) -> bool:
     return one.owed.part is not None and one.history.first_sent_at is None
 
@@ -808,10 +794,6 @@ def _asked_from(one: ClaimedRefund | Begun) -> datetime:
 
 
 _COUNTED: Final[Mapping[type, str]] = {Happened: "completed", Failed: "failed", Hold: "waiting"}
-
-
-def _books(adapter: Provider) -> Books:
-    return Books(account=adapter.account, facts=adapter.facts, lookup=adapter.facts.lookup.get("refund", Lookup.NONE))
 
 
 def _answered(answer: Answer) -> _Said:

@@ -29,7 +29,8 @@ from tallystick.movement.life import store as life
 from tallystick.movement.rules import LONGEST_TRUSTED, Absence, AskFirst, decode_refund
 from tallystick.movement.steps import NOTHING_SENT, UNPROVEN, Failed, Happened, History
 from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.providers.words import Facts, Lookup, Refund
+from tallystick.movement.terms import ProviderTerms
+from tallystick.providers.words import Refund
 from tallystick.webhooks import inbox
 from tallystick.webhooks.inbox import ClaimedEvent
 from tallystick.webhooks.rules import End
@@ -40,18 +41,10 @@ _MOST_COUNTED: Final = 10_000
 KeyName = tuple[int, bytes]
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a provider decides about refunds."""
-
-    account: str
-    facts: Facts
-    lookup: Lookup
-
-
 class RefundTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How refunds are begun. `lease`: how long one is left to whoever works on it; `permit_seconds`: to write bytes."""
 
-    books: Mapping[str, Books]
+    providers: Mapping[str, ProviderTerms]
     lease: timedelta
     permit_seconds: float
 
@@ -208,7 +201,7 @@ async def begin(connection: Connection, debts: Sequence[Debt], terms: RefundTerm
     asked = [_asking(debt, instruction, terms) for debt, instruction in wanted]
     for place in await _in_doubt(connection, [debt for debt, _ in wanted], terms):
         # Whoever was refused need not be known by this key any more: it is relied on for no time at all.
-        asked[place] = msgspec.structs.replace(asked[place], remembered=timedelta())
+        asked[place] = msgspec.structs.replace(asked[place], is_relied_on=False)
     attempts = await intents.begin(connection, asked)
     await connection.execute(
         _SQL["log_refunds"],
@@ -252,7 +245,7 @@ async def _in_doubt(connection: Connection, debts: Sequence[Debt], terms: Refund
         [debt.amount_micros for _, debt in parts],
         [debt.currency for _, debt in parts],
         LONGEST_TRUSTED,
-        ["refund" in terms.books[debt.provider].facts.lists for _, debt in parts],
+        ["refund" in terms.providers[debt.provider].facts.lists for _, debt in parts],
     )
     return [parts[row["place"] - 1][0] for row in rows]
 
@@ -654,18 +647,13 @@ def _asking(
     one: Debt | ClaimedRefund, instruction: Refund, terms: RefundTerms, absence: Absence | None = None
 ) -> Asking:
     owed = one if isinstance(one, Debt) else one.owed
-    books = terms.books[owed.provider]
     return Asking(
         tenant=one.tenant,
-        provider=owed.provider,
-        purpose="refund",
+        terms=terms.providers[owed.provider],
         instruction=instruction,
-        account=books.account,
         token=uuid4(),
         permit_seconds=terms.permit_seconds,
         since=owed.since,
-        remembered=books.facts.remembered,
-        settles_in=books.facts.settles_in,
         mark=f"order/{order_name(owed.order_id.bytes)}",
         absence=absence,
     )

@@ -37,10 +37,11 @@ from tallystick.errors import InvariantBroken
 from tallystick.keys.derived import hex64
 from tallystick.movement import asking
 from tallystick.movement.evidence import answered, looked_up, now_after
+from tallystick.movement.flow import Sender
 from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
-from tallystick.providers.words import Answer, Event, Looked, Lookup, Movement, Sending, Unknown
+from tallystick.providers.words import Event, Looked, Lookup, Movement
 from tallystick.settings import LIMITS, Limits
 
 log = structlog.get_logger("tallystick.release")
@@ -53,11 +54,18 @@ class Releases:
     """Ends payments at providers for orders that are overdue. Any number may run side by side."""
 
     def __init__(
-        self, database: Database, providers: Mapping[str, Provider], *, hold: timedelta, limits: Limits = LIMITS
+        self,
+        database: Database,
+        providers: Mapping[str, Provider],
+        sender: Sender,
+        *,
+        hold: timedelta,
+        limits: Limits = LIMITS,
     ) -> None:
         """`hold`: how long a provider that is out of reach is waited for."""
         self._database = database
         self._providers = providers
+        self._sender = sender
         self._hold = hold
         self._limits = limits
 
@@ -195,7 +203,7 @@ class Releases:
                 # A lost life's, in an attempt that nobody here has made: its money is a person's to place.
                 return Wait(MOVED_UNDER_ANOTHER_KEY), evidence
         if isinstance(step, Cancel):
-            answer = await self._cancel(adapter, step.payment_intent_id, now)
+            answer = await self._sender.cancel(charge.provider, step.payment_intent_id, now=now)
             return after_cancel(answer), answered(answer)
         if isinstance(step, LookUp):
             return Wait("asked_before"), evidence
@@ -212,18 +220,6 @@ class Releases:
         return await asking.look_up(
             adapter, charge.instruction, search.others, since=search.since, now=now, beyond_failed=True
         )
-
-    async def _cancel(self, adapter: Provider, payment_intent_id: str, now: datetime) -> Answer:
-        permit = Sending(
-            first_sent_at=now,
-            not_after=now + timedelta(seconds=self._limits.send_seconds),
-            sendable_until=steady() + self._limits.send_seconds,
-        )
-        try:
-            return await adapter.cancel(payment_intent_id, permit)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is not known to be cancelled
-            log.error("cancel_failed", provider=adapter.facts.name, reason=type(error).__name__)
-            return Unknown(code="adapter_failed", message="The adapter failed; the log has the kind of error.")
 
 
 def _own(charge: Live) -> Movement:

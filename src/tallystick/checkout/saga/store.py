@@ -176,7 +176,7 @@ class _Batch:
 
     async def _not_now(self, provider: str) -> str | None:
         """Why nothing can be given back from here at this time: nothing is begun then."""
-        if provider not in self._terms.books:
+        if provider not in self._terms.providers:
             return f"no provider {provider} is configured to give it back"
         if self._is_here is None:
             self._is_here = await life.notice(self._connection)

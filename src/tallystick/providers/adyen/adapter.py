@@ -21,7 +21,8 @@ from tallystick.providers.adyen.reading import (
 )
 from tallystick.providers.adyen.webhook import receive
 from tallystick.providers.adyen.wording import Wording, charge_wording, refund_wording, transfer_wording
-from tallystick.providers.line import Headers, Line, Said
+from tallystick.providers.fetched import no_such_id, none_by_id
+from tallystick.providers.line import Headers, Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.words import (
     Answer,
@@ -29,6 +30,7 @@ from tallystick.providers.words import (
     Charge,
     Event,
     EventPage,
+    Fetched,
     Forged,
     Instruction,
     Looked,
@@ -85,32 +87,30 @@ class Adyen:
         wording = self._wording(instruction)
         return wording if isinstance(wording, Refused) else None
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:
-        """Take a payment. `payment_method`: JSON of Adyen's paymentMethod, or the id of a stored one.
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Send it once, worded as `adyen.wording` has it.
 
-        `Done.client_secret` is Adyen's `action`, as JSON, where the customer still has something to do.
+        A charge's `payment_method` is JSON of Adyen's paymentMethod, or the id of a stored one; `Done.client_secret` is
+        Adyen's `action`, as JSON, where the customer still has something to do. A refund's `payment_id` is the
+        payment's pspReference. For the forms of a transfer's `destination` see `adyen.destination`.
         """
-        wording = self._wording(charge)
+        wording = self._wording(instruction)
         if isinstance(wording, Refused):
             return wording
-        said = await self._send(self._checkout, wording, sending)
-        return said if isinstance(said, Busy) else payment_answer(said, wording)
-
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:
-        """Give a payment back. `payment_id` is its pspReference."""
-        wording = self._wording(refund)
-        if isinstance(wording, Refused):
-            return wording
-        said = await self._send(self._checkout, wording, sending)
-        return said if isinstance(said, Busy) else refund_answer(said, wording, refund.payment_id)
-
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
-        """Pay a third party. For the forms of `destination` see adyen.destination."""
-        wording = self._wording(transfer)
-        if isinstance(wording, Refused):
-            return wording
-        said = await self._send(self._platform, wording, sending)
-        return said if isinstance(said, Busy) else transfer_answer(said, wording)
+        line = self._platform if isinstance(instruction, Transfer) else self._checkout
+        headers = (_JSON, ("idempotency-key", wording.reference))
+        said = await line.send("POST", wording.path, headers=headers, body=wording.body, sending=sending)
+        if isinstance(said, Busy):
+            return said
+        match instruction:
+            case Charge():
+                return payment_answer(said, wording)
+            case Refund():
+                return refund_answer(said, wording, instruction.payment_id)
+            case Transfer():
+                return transfer_answer(said, wording)
+            case _:
+                assert_never(instruction)
 
     async def cancel(self, payment_id: str, sending: Sending) -> Answer:
         """Nothing is sent: Adyen says only that it has received such a wish, and carries it out at a later time.
@@ -134,12 +134,12 @@ class Adyen:
             case _:
                 assert_never(instruction)
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
         """One transfer by its id. Payments and refunds cannot be asked for."""
         if purpose != "transfer":
-            return Unknown(code="no_lookup", message=f"Adyen shows no {purpose} by its id.")
+            return none_by_id("Adyen", purpose)
         if not is_id(provider_id):
-            return Unknown(code="id_invalid", message="This is no id of Adyen's.")
+            return no_such_id()
         return fetched_transfer(await self._platform.ask("GET", f"/transfers/{provider_id}"))
 
     def purpose(self, instruction: Instruction) -> Purpose:
@@ -193,10 +193,6 @@ class Adyen:
                 return transfer_wording(instruction, self._account)
             case _:
                 assert_never(instruction)
-
-    async def _send(self, line: Line, wording: Wording, sending: Sending) -> Said | Busy:
-        headers = (_JSON, ("idempotency-key", wording.reference))
-        return await line.send("POST", wording.path, headers=headers, body=wording.body, sending=sending)
 
     def _authorization(self) -> Headers:
         return (("x-api-key", self._account.api_key.reveal()),)

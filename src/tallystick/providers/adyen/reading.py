@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from tallystick.movement.mark import is_older
+from tallystick.providers import fetched
 from tallystick.providers.adyen.answers import TABLE, trouble
 from tallystick.providers.adyen.objects import (
     PAYMENT_STATES,
@@ -23,7 +24,7 @@ from tallystick.providers.adyen.wording import Wording
 from tallystick.providers.classification import classify
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Said
-from tallystick.providers.words import Answer, Busy, Done, Exchange, Movement, Refused, Unknown
+from tallystick.providers.words import Answer, Busy, Done, Exchange, Fetched, Movement, Refused, Unknown
 from tallystick.secret import Secret
 
 _ERROR: Final = 400
@@ -137,15 +138,16 @@ def transfer_answer(said: Said, wording: Wording) -> Answer:
     return Done(movement=movement, replayed=is_older(movement.created_at, answered), evidence=evidence)
 
 
-def fetched_transfer(said: Said) -> Answer:
-    """What GET /transfers/{id} answered. An error here tells nothing about the money, so it is Unknown."""
-    body = body_of(said)
-    evidence = (said.exchange,)
+def fetched_transfer(said: Said) -> Fetched:
+    """What GET /transfers/{id} answered."""
+    body = fetched.body_of("Adyen", said)
     if not isinstance(body, bytes):
-        return Unknown(code=body.code, message="Adyen did not show the transfer.", evidence=evidence)
+        return body
     transfer = read(body, Transfer)
     movement = None if transfer is None else transfer_movement(transfer)
-    return _unreadable(evidence) if movement is None else Done(movement=movement, evidence=evidence)
+    if movement is None:
+        return fetched.unreadable("Adyen", "it is no transfer", (said.exchange,))
+    return Done(movement=movement, evidence=(said.exchange,))
 
 
 def _without_action(said: Said) -> Said:

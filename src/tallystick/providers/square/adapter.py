@@ -13,6 +13,7 @@ from urllib.parse import quote
 from tallystick.errors import Misconfigured
 from tallystick.money.currencies import Purpose
 from tallystick.providers.breaker import Breaker
+from tallystick.providers.fetched import as_an_answer, body_of, no_such_id, none_by_id, unreadable
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line, Said
 from tallystick.providers.scanning import Scanner
@@ -26,20 +27,18 @@ from tallystick.providers.square.request import request_for
 from tallystick.providers.words import (
     Answer,
     Busy,
-    Charge,
     Done,
     Event,
     EventPage,
     Facts,
+    Fetched,
     Forged,
     Instruction,
     Looked,
     Movement,
     Reachability,
-    Refund,
     Refused,
     Sending,
-    Transfer,
     Unknown,
     kind_of,
 )
@@ -83,17 +82,27 @@ class Square:
         request = request_for(instruction, self._account.location_id)
         return request if isinstance(request, Refused) else None
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:
-        """A payment, completed at once. `payment_method` is its source: a card's token or a stored card's id."""
-        return await self._send(charge, sending)
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Send it once, worded as `square.request` has it.
 
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:
-        """A refund of a payment."""
-        return await self._send(refund, sending)
-
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
-        """Always Refused: Square cannot pay third parties."""
-        return await self._send(transfer, sending)
+        A charge is a payment, completed at once; its `payment_method` is a card's token or a stored card's id. A
+        transfer is always Refused: Square cannot pay third parties.
+        """
+        request = request_for(instruction, self._account.location_id)
+        if isinstance(request, Refused):
+            return request
+        said = await self._line.send(
+            "POST",
+            request.path,
+            headers=(("content-type", "application/json"),),
+            body=request.body,
+            sending=sending,
+        )
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=(said.exchange,))
+        return read_reply(said.result, request, said.exchange)
 
     async def cancel(self, payment_id: str, sending: Sending) -> Answer:
         """Cancel a payment by its id. One that Square does not cancel is asked for: it may be completed.
@@ -114,8 +123,8 @@ class Square:
         if not isinstance(said.result, Reply):
             return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=(said.exchange,))
         if said.result.status == _NOT_POSSIBLE:
-            return await self.fetch("charge", payment_id)
-        return _shown("charge", payment_id, said)
+            return as_an_answer(await self.fetch("charge", payment_id))
+        return as_an_answer(_shown("charge", payment_id, said))
 
     async def look_up(
         self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
@@ -131,12 +140,12 @@ class Square:
             until=until,
         )
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
         """One object by its id."""
         if purpose not in PATHS:
-            return Unknown(code="cannot_push_money", message="Square has no transfers, so nothing was asked.")
+            return none_by_id("Square", purpose)
         if not is_id(provider_id):
-            return Unknown(code="id_invalid", message="It is no id of Square's, so nothing was asked.")
+            return no_such_id()
         return _shown(
             purpose, provider_id, await self._line.ask("GET", f"{PATHS[purpose]}/{quote(provider_id, safe='')}")
         )
@@ -176,23 +185,6 @@ class Square:
         """Close the idle connections."""
         await self._line.close()
 
-    async def _send(self, instruction: Instruction, sending: Sending) -> Answer:
-        request = request_for(instruction, self._account.location_id)
-        if isinstance(request, Refused):
-            return request
-        said = await self._line.send(
-            "POST",
-            request.path,
-            headers=(("content-type", "application/json"),),
-            body=request.body,
-            sending=sending,
-        )
-        if isinstance(said, Busy):
-            return said
-        if not isinstance(said.result, Reply):
-            return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=(said.exchange,))
-        return read_reply(said.result, request, said.exchange)
-
     def _authorization(self) -> Headers:
         return (
             ("authorization", f"Bearer {self._account.api_key.reveal()}"),
@@ -200,21 +192,16 @@ class Square:
         )
 
 
-def _shown(purpose: Purpose, provider_id: str, said: Said) -> Answer:
+def _shown(purpose: Purpose, provider_id: str, said: Said) -> Fetched:
     """The one object that was asked for, as Square shows it."""
+    body = body_of("Square", said)
+    if not isinstance(body, bytes):
+        return body
     evidence = (said.exchange,)
-    if not isinstance(said.result, Reply):
-        return Unknown(code="unanswered", message=f"Square: {said.result.reason}.", evidence=evidence)
-    if said.result.status != _OK:
-        return Unknown(
-            code=f"status_{said.result.status}",
-            message=f"Square answered {said.result.status} to a question for one {purpose}.",
-            evidence=evidence,
-        )
     try:
-        kept = read_object_of(purpose, said.result.body)
+        kept = read_object_of(purpose, body)
         if kept.id != provider_id:
-            return Unknown(code="answer_differs", message="Square answered with another object.", evidence=evidence)
+            return unreadable("Square", "it is another object", evidence)
         return Done(movement=kept.movement(), evidence=evidence)
     except Unreadable as error:
-        return Unknown(code="answer_unreadable", message=f"Square's answer: {error}.", evidence=evidence)
+        return unreadable("Square", str(error), evidence)

@@ -12,6 +12,7 @@ from typing import Final
 from tallystick.errors import Misconfigured
 from tallystick.money.currencies import Purpose
 from tallystick.providers.breaker import Breaker
+from tallystick.providers.fetched import as_an_answer, body_of, no_such_id, unreadable
 from tallystick.providers.http import Reply
 from tallystick.providers.line import Headers, Line, Said
 from tallystick.providers.scanning import Scanner
@@ -24,19 +25,17 @@ from tallystick.providers.stripe.request import is_account, purpose_of, request_
 from tallystick.providers.words import (
     Answer,
     Busy,
-    Charge,
     Event,
     EventPage,
     Facts,
+    Fetched,
     Forged,
     Instruction,
     Looked,
     Movement,
     Reachability,
-    Refund,
     Refused,
     Sending,
-    Transfer,
     Unknown,
 )
 
@@ -86,17 +85,22 @@ class Stripe:
         request = request_for(instruction)
         return request if isinstance(request, Refused) else None
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:
-        """A PaymentIntent. Without a payment method it waits for the customer, who needs its client secret."""
-        return await self._send(charge, sending)
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Send it once, worded as `stripe.request` has it.
 
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:
-        """A refund of a PaymentIntent (pi_) or of a charge (ch_, py_)."""
-        return await self._send(refund, sending)
-
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
-        """A transfer to a connected account, or a payout to a bank."""
-        return await self._send(transfer, sending)
+        A charge is a PaymentIntent: without a payment method it waits for the customer, who needs its client secret.
+        A refund is one of a PaymentIntent (pi_) or of a charge (ch_, py_); a transfer goes to a connected account, or
+        to a bank as a payout.
+        """
+        request = request_for(instruction, sending.mark)
+        if isinstance(request, Refused):
+            return request
+        said = await self._line.send("POST", request.path, headers=request.headers, body=request.body, sending=sending)
+        if isinstance(said, Busy):
+            return said
+        if not isinstance(said.result, Reply):
+            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=(said.exchange,))
+        return read_reply(said.result, request, said.exchange)
 
     async def cancel(self, payment_id: str, sending: Sending) -> Answer:
         """Cancel a PaymentIntent. One that Stripe does not cancel is asked for: it may have succeeded."""
@@ -108,8 +112,8 @@ class Stripe:
         if not isinstance(said.result, Reply):
             return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=(said.exchange,))
         if said.result.status == _UNEXPECTED_STATE:
-            return await self.fetch("charge", payment_id)
-        return _shown("charge", payment_id, "", said)
+            return as_an_answer(await self.fetch("charge", payment_id))
+        return as_an_answer(_shown("charge", payment_id, "", said))
 
     async def look_up(
         self, instruction: Instruction, *, first_sent_at: datetime, now: datetime, until: datetime | None = None
@@ -119,11 +123,11 @@ class Stripe:
             self._line, self._scanner, instruction, first_sent_at=first_sent_at, now=now, until=until
         )
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
         """One object by its id."""
         account, _, object_id = provider_id.rpartition("/")
         if not is_id(object_id) or (account and not is_id(account)):
-            return Unknown(code="id_invalid", message="It is no id of Stripe's, so nothing was asked.")
+            return no_such_id()
         named: Headers = (("stripe-account", account),) if account else ()
         return _shown(
             purpose, object_id, account, await self._line.ask("GET", f"{PATHS[purpose]}/{object_id}", headers=named)
@@ -166,17 +170,6 @@ class Stripe:
         """Close the idle connections."""
         await self._line.close()
 
-    async def _send(self, instruction: Instruction, sending: Sending) -> Answer:
-        request = request_for(instruction, sending.mark)
-        if isinstance(request, Refused):
-            return request
-        said = await self._line.send("POST", request.path, headers=request.headers, body=request.body, sending=sending)
-        if isinstance(said, Busy):
-            return said
-        if not isinstance(said.result, Reply):
-            return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=(said.exchange,))
-        return read_reply(said.result, request, said.exchange)
-
     def _authorization(self) -> Headers:
         return (
             ("authorization", f"Bearer {self._account.api_key.reveal()}"),
@@ -184,21 +177,16 @@ class Stripe:
         )
 
 
-def _shown(purpose: Purpose, object_id: str, account: str, said: Said) -> Answer:
+def _shown(purpose: Purpose, object_id: str, account: str, said: Said) -> Fetched:
     """The one object that was asked for, as Stripe shows it."""
+    body = body_of("Stripe", said)
+    if not isinstance(body, bytes):
+        return body
     evidence = (said.exchange,)
-    if not isinstance(said.result, Reply):
-        return Unknown(code="unanswered", message=f"Stripe: {said.result.reason}.", evidence=evidence)
-    if said.result.status != _OK:
-        return Unknown(
-            code=f"status_{said.result.status}",
-            message=f"Stripe answered {said.result.status} to a question for one {purpose}.",
-            evidence=evidence,
-        )
     try:
-        kept = read_object(purpose, said.result.body)
+        kept = read_object(purpose, body)
         if kept.id != object_id:
-            return Unknown(code="answer_differs", message="Stripe answered with another object.", evidence=evidence)
+            return unreadable("Stripe", "it is another object", evidence)
         return done_with(kept, account, evidence)
     except Unreadable as error:
-        return Unknown(code="answer_unreadable", message=f"Stripe's answer: {error}.", evidence=evidence)
+        return unreadable("Stripe", str(error), evidence)

@@ -9,7 +9,7 @@ from tallystick.errors import Misconfigured, NotOffered, ProviderUnreachable
 from tallystick.keys.derived import uuid_form
 from tallystick.money.amounts import is_currency
 from tallystick.money.currencies import Purpose
-from tallystick.providers.http import Reply
+from tallystick.providers.fetched import body_of, no_such_id, none_by_id, unreadable
 from tallystick.providers.line import Headers, Line
 from tallystick.providers.paging import BrokenOff
 from tallystick.providers.wise import objects
@@ -25,6 +25,7 @@ from tallystick.providers.words import (
     Done,
     Event,
     EventPage,
+    Fetched,
     Forged,
     Instruction,
     Looked,
@@ -71,19 +72,8 @@ class Wise:
         words = self._wording(instruction)
         return words if isinstance(words, Refused) else None
 
-    async def charge(self, charge: Charge, sending: Sending) -> Answer:
-        """Not at Wise."""
-        return await self._pay(charge, sending)
-
-    async def refund(self, refund: Refund, sending: Sending) -> Answer:
-        """Not at Wise."""
-        return await self._pay(refund, sending)
-
-    async def transfer(self, transfer: Transfer, sending: Sending) -> Answer:
-        """Pay a third party. For the forms of `destination` see wise.wording."""
-        return await self._pay(transfer, sending)
-
-    async def _pay(self, instruction: Instruction, sending: Sending) -> Answer:
+    async def send(self, instruction: Instruction, sending: Sending) -> Answer:
+        """Pay a third party, in four calls. For the forms of `destination` see `wise.wording`."""
         words = self._wording(instruction)
         if isinstance(words, Refused):
             return words
@@ -119,24 +109,21 @@ class Wise:
             case _:
                 assert_never(instruction)
 
-    async def fetch(self, purpose: Purpose, provider_id: str) -> Answer:
+    async def fetch(self, purpose: Purpose, provider_id: str) -> Fetched:
         """One transfer by its id."""
         if purpose != "transfer":
-            return Unknown(code="no_lookup", message=f"Wise has no {purpose}.")
+            return none_by_id("Wise", purpose)
         if not _is_number(provider_id):
-            return Unknown(code="id_invalid", message="This is no id of Wise's.")
+            return no_such_id()
         said = await self._line.ask("GET", f"/v1/transfers/{provider_id}")
-        evidence = (said.exchange,)
-        if not isinstance(said.result, Reply):
-            return Unknown(code="unanswered", message="Wise did not show the transfer.", evidence=evidence)
-        if said.result.status != _OK:
-            message = f"Wise answered {said.result.status} to a question for one transfer."
-            return Unknown(code=f"status_{said.result.status}", message=message, evidence=evidence)
-        shown = objects.read(said.result.body, objects.Transfer)
+        body = body_of("Wise", said)
+        if not isinstance(body, bytes):
+            return body
+        shown = objects.read(body, objects.Transfer)
         movement = None if shown is None else objects.movement(shown)
         if movement is None or movement.id != provider_id:
-            return Unknown(code="answer_unreadable", message="Wise did not show the transfer.", evidence=evidence)
-        return Done(movement=movement, evidence=evidence)
+            return unreadable("Wise", "it is no transfer, or another one", (said.exchange,))
+        return Done(movement=movement, evidence=(said.exchange,))
 
     def purpose(self, instruction: Instruction) -> Purpose:
         """Every payout is a transfer."""

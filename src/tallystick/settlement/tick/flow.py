@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Final, Self, TypeVar
 from uuid import uuid4
@@ -27,10 +27,9 @@ from tallystick.commit.port import Contended, Lost
 from tallystick.database.pool import Connection, Database
 from tallystick.errors import RestoredDatabase, Unreachable
 from tallystick.movement import asking
-from tallystick.movement import flow as sending
 from tallystick.movement import store as intents
-from tallystick.movement.evidence import Evidence
-from tallystick.movement.flow import Sender
+from tallystick.movement.evidence import Evidence, now_after
+from tallystick.movement.flow import Outgoing, Sender
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import (
     Absence,
@@ -59,11 +58,10 @@ from tallystick.movement.steps import (
     after_answer,
     after_first_look,
     after_look,
-    believed,
-    made_until,
     next_step,
 )
 from tallystick.movement.store import Answered, Asking, Attempt
+from tallystick.movement.terms import terms_of
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import (
@@ -74,9 +72,7 @@ from tallystick.providers.words import (
     Found,
     Looked,
     Lookup,
-    Sending,
     Undecided,
-    is_forgotten,
 )
 from tallystick.recovery.reading import Reader
 from tallystick.settings import LIMITS, Limits
@@ -177,6 +173,7 @@ class _Run:
         self._limits = settler._limits  # noqa: SLF001 - its own tick
         self._database = settler._database  # noqa: SLF001
         self._by = settler._by  # noqa: SLF001
+        self._sender = settler._sender  # noqa: SLF001
         self._began = steady()
         self._budget_seconds = budget_seconds
         # Rows that each pass may still claim; None: any number.
@@ -222,7 +219,8 @@ class _Run:
         """Claim and send, a few chunks at a time, until nothing is pending or the time is over."""
         cursor = _Cursor()
         await _all(self._lane(provider, cursor) for _ in range(self._limits.settlement_lanes))
-        await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
+        # It may have closed by the mere passing of time.
+        await self._sender.tell_breaker(provider)
 
     async def _lane(self, provider: str, cursor: "_Cursor") -> None:
         while size := self._chunk(provider, "claimed", self._limits.settlement_chunk):
@@ -301,23 +299,20 @@ class _Run:
     async def _send(
         self, row: ClaimedSettlement, attempt: Attempt, history: History, *, tries: int, chunk: "_Chunk"
     ) -> tuple["asyncio.Future[bool]", Answer]:
-        # Counted from before the commit: this clock's not-after is never later than the database's.
-        permit = Sending(
-            first_sent_at=attempt.first_sent_at,
-            not_after=attempt.not_after,
-            sendable_until=chunk.began + self._limits.send_seconds,
-            mark=attempt.mark,
+        sent = await self._sender.send(
+            Outgoing(
+                attempt=attempt,
+                instruction=row.instruction,
+                history=history,
+                since=row.created_at,
+                now=row.now,
+                began=chunk.began,
+                heard=chunk.heard,
+            )
         )
-        adapter = self._adapter(row.provider)
-        answer: Answer = await sending.call(adapter, row.instruction, permit)
-        now = self._now(row, chunk.heard)
-        answer = believed(history, answer, attempt=attempt.number, since=row.created_at, now=now, facts=adapter.facts)
-        self._settler._sender.heard(row.provider, answer)  # noqa: SLF001
+        answer = sent.stands
         self._counts["sent"] += not (isinstance(answer, Busy) and answer.code in NEVER_WRITTEN)
-        # It may have come back since, and whoever was told of that be lost.
-        purpose = adapter.purpose(row.instruction)
-        answer = await asking.as_it_stands(adapter, purpose, answer, seconds=self._limits.payment_wait_seconds / 2)
-        verdict = after_answer(history, answer, tries=tries, now=now, patience=self._patience(row.provider))
+        verdict = after_answer(history, answer, tries=tries, now=sent.at, patience=self._patience(row.provider))
         return self._record(SettlementResult(claimed=row, verdict=verdict, answered=Answered(attempt, answer))), answer
 
     # --- pass 2
@@ -333,7 +328,6 @@ class _Run:
             due_before = due_before or min(row.now for row in rows)
             self._counts["reclaimed"] += len(rows)
             await self._recover(provider, rows, histories, heard)
-        await self._settler._sender.tell_breaker(provider)  # noqa: SLF001
 
     async def _reclaim(
         self, provider: str, most: int, due_before: datetime | None
@@ -405,20 +399,21 @@ class _Run:
                 return step, (), None
         elif lookup is Lookup.NONE:
             return Disputed(UNPROVEN), (), None
-        since = _asked_from(row, history)
         # Once for each payout, whether it is asked for by itself or read from the list for all of them.
         self._counts["looked_up"] += 1
-        if named is None or not row.ask_first:
-            looked = await self._look_up(adapter, row, history, now)
-        else:
-            # What may be older than the list, its own key tells.
-            looked = named.of(row.name, row.key)
-            is_older = since <= named.known_until and (
-                history.first_sent_at is not None or is_forgotten(since, facts.remembered, now)
-            )
-            if isinstance(looked, Absent) and is_older:
-                looked = await self._look_up(adapter, row, history, now)
-        await self._settler._sender.witness.asked(provider, history, looked)  # noqa: SLF001
+        shown = await self._sender.ask(
+            provider,
+            row.instruction,
+            history,
+            since=_asked_from(row, history),
+            now=now,
+            # What may have run was sent under this key. Where nothing is known to have, another generation may have
+            # moved.
+            others=() if history.may_have_run else row.later_keys,
+            listed=named if row.ask_first else None,
+            name=row.name,
+        )
+        looked = shown.looked
         evidence: tuple[Evidence, ...] = (_evidence(looked),)
         # Dated before the question: what the books did not show then may have come since.
         if history.first_sent_at is None:
@@ -444,26 +439,12 @@ class _Run:
                 facts=facts,
                 patience=patience,
             )
-        other = asking.under_another_key(looked, row.key)
-        if other is not None:
+        if shown.moved_as is not None:
             after = Disputed(MOVED_UNDER_ANOTHER_KEY)
         if after == Disputed(MOVED_UNDER_ANOTHER_KEY):
-            moved_as = other or history.moved_as or ""
+            moved_as = shown.moved_as or history.moved_as or ""
             evidence += (Evidence(what="contradicted", found=moved_as, detail="made under another key"),)
-        absence = asking.absence(looked, row.key, now, since=since)
-        if absence is not None and named is not None and row.ask_first:
-            since = min(since, named.known_until)
-            absence = msgspec.structs.replace(
-                absence, listed_since=named.known_until, read_at=named.read_at, since=since
-            )
-        return after, evidence, absence
-
-    async def _look_up(self, adapter: Provider, row: ClaimedSettlement, history: History, now: datetime) -> Looked:
-        # What may have run was sent under this key. Where nothing is known to have, another generation may have moved.
-        others = () if history.may_have_run else row.later_keys
-        since = _asked_from(row, history)
-        until = made_until(history, since=since, now=now, facts=adapter.facts)
-        return await asking.look_up(adapter, row.instruction, others, since=since, now=now, until=until)
+        return after, evidence, shown.absence
 
     async def _begin_again(
         self,
@@ -544,15 +525,11 @@ class _Run:
     ) -> Asking:
         return Asking(
             tenant=row.tenant,
-            provider=row.provider,
-            purpose=adapter.purpose(row.instruction),
+            terms=terms_of(row.provider, adapter, adapter.purpose(row.instruction)),
             instruction=row.instruction,
-            account=adapter.account,
             token=uuid4(),
             permit_seconds=self._limits.send_seconds,
             since=row.created_at,
-            remembered=adapter.facts.remembered,
-            settles_in=adapter.facts.settles_in,
             mark=f"settlement/{row.name}",
             absence=absence,
             covers_policy=True,
@@ -590,7 +567,7 @@ class _Run:
 
         `heard` is when the database's time came here: never earlier than it was read, so this is never ahead of it.
         """
-        return row.now + timedelta(seconds=max(steady() - heard, 0.0))
+        return now_after(row.now, heard)
 
     def _chunk(self, provider: str, counted: str, largest: int) -> int:
         """How many rows to claim next; 0: no more in this tick."""

@@ -20,21 +20,19 @@ from tallystick.checkout.payment.review.store import Open
 from tallystick.checkout.payment.rules import NEVER_CHARGED, Search, search_for
 from tallystick.checkout.release.store import ProviderWord
 from tallystick.database.pool import Connection, Database
-from tallystick.errors import TallystickError
 from tallystick.keys.derived import hex64, is_reference
 from tallystick.ledger.claims import Tenant, key_refusal
 from tallystick.ledger.decisions import Reviewed, once
 from tallystick.ledger.outcome import Rejected
 from tallystick.movement import asking
+from tallystick.movement.asking import unshown
 from tallystick.providers.port import Provider
-from tallystick.providers.words import Done, Event, Found, Lookup, Movement, Undecided, Unknown
+from tallystick.providers.words import Absent, Done, Event, Found, Lookup, Movement, NotShown, Undecided
 from tallystick.settings import LIMITS, Limits
 
 SeenOutcome = Literal["never_charged", "charged"]
 _MOST_WORDS: Final = 4_000
 _TYPE: Final = "tallystick.found_by_a_person"
-# What an adapter says whose provider shows no payment by its id.
-_NOT_SHOWN: Final = frozenset({"no_lookup"})
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,17 +167,14 @@ class PaymentReviews:
             return None if account in wanted.evidence else _other_account(charge.provider, account, adapter.account)
         if wanted.payment_intent_id is None:
             return await self._is_absent(adapter, charge)
-        try:
-            answer = await adapter.fetch("charge", wanted.payment_intent_id)
-        except TallystickError as error:
-            return _unconfirmed(str(error))
+        answer = await asking.fetch(adapter, "charge", wanted.payment_intent_id)
         match answer:
             case Done(movement=movement):
                 return self._matching(charge, movement)
-            case Unknown(code=code) if code in _NOT_SHOWN:
+            case NotShown():
                 return None
-            case _:
-                return _unconfirmed(f"{charge.provider} did not show {wanted.payment_intent_id}: {answer.code}.")
+            case Absent() | Undecided():
+                return _unconfirmed(f"{charge.provider} did not show {wanted.payment_intent_id}: {unshown(answer)}.")
 
     async def _is_absent(self, adapter: Provider, charge: Open) -> Rejected | None:
         if adapter.facts.lookup.get("charge", Lookup.NONE) is Lookup.NONE:

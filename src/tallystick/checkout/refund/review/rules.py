@@ -33,7 +33,6 @@ Wanted = Literal["keep", "confirm", "failed"]
 # Of what shows it: enough for a paragraph.
 MOST_WORDS: Final = 2_000
 # An adapter whose provider shows no refunds says so with this code.
-NOT_SHOWN: Final = "no_lookup"
 _GONE: Final = ("failed", "returned")
 IN_FLIGHT: Final = Rejected(
     "refund_in_flight",
