@@ -55,3 +55,28 @@ async def test_a_charge_is_found_by_a_clock_that_is_hours_apart(wrong: timedelta
     books: Any = Books(wrong, is_known=is_known)
     looked = await asking.look_up(books, CHARGE, (), since=CREATED, now=NOW, until=SETTLED)
     assert isinstance(looked, Found), looked
+
+
+def test_a_payout_in_somebody_elses_account_is_no_other_payout_of_ours() -> None:
+    """He can write any key beside it, and any name."""
+    key, mine = bytes(32), "settlement-1"
+
+    def paid(id_: str, **words: str) -> Movement:
+        return Movement(
+            provider="stripe",
+            purpose="payout",
+            id=id_,
+            amount_micros=1_000_000,
+            currency="EUR",
+            state="moved",
+            status="paid",
+            **words,
+        )
+
+    theirs = paid("acct_theirs/po_1", reference=key.hex()), paid("acct_theirs/po_2", about=mine)
+    listed = asking.Listed(known_until=NOW, read_at=NOW, lookup=Lookup.SCAN, movements=theirs)
+    assert isinstance(listed.of(mine, key, "acct_ours"), Absent)
+    assert isinstance(listed.of(mine, key, "acct_ours/ba_1"), Absent)
+    ours = listed.of(mine, key, "acct_theirs/ba_1")
+    assert isinstance(ours, Found)
+    assert ours.movements == theirs

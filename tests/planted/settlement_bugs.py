@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from tallystick.keys.derived import digest
+from tallystick.movement import flow as sending
 from tallystick.movement import steps
 from tallystick.movement import store as intents
 from tallystick.movement.steps import NOTHING_SENT, Failed

@@ -617,6 +617,30 @@ class Between:
             yield one
 
 
+class Beside:
+    """A provider whose list shows each movement once more, as one in somebody else's account."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    async def movements(self, *, since: datetime, until: datetime) -> AsyncIterator[Movement]:
+        async for one in self._provider.movements(since=since, until=until):
+            assert one.reference
+            yield one
+            yield msgspec.structs.replace(one, id=f"acct_theirs/{one.id}", purpose="payout")
+
+
+async def test_what_somebody_moves_in_his_own_account_is_not_taken_for_ours(till: Shop) -> None:
+    """Though it bears a payout's key: the payout is as it was, and his is a movement that nothing explains."""
+    view = await paid(till)
+    _, told = await compare(till, providers={"simulator": Beside(till.providers["simulator"])}, repair=True)
+    assert [(one.kind, one.reason) for one in told] == [("missing_here", "key_unknown")]
+    assert (await till.read(view.id)).status == "transferred"
+
+
 async def test_a_row_recorded_between_listing_and_matching_is_no_break(till: Shop) -> None:
     """Listed while it was moving; then it failed there, and a worker recorded that; then it is matched."""
     till.control.plan("stripe.payout:execute_then_drop")

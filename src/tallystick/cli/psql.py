@@ -36,8 +36,10 @@ async def _psql(settings: configuration.Settings, arguments: tuple[str, ...]) ->
     if settings.database_url is not None and is_mysql(settings.database_url):
         raise Misconfigured("TALLY_DATABASE_URL is a MySQL address: psql is PostgreSQL's shell. Use mariadb or mysql.")
     async with app.database_address(settings, making=False, direct=True) as (dsn, _notes):
-        # The one on the PATH first: it knows the person's history and keys.
-        program = shutil.which("psql") or str(embedded_place.program("psql"))
+        # For the embedded server the one that came with it: an older one does not know its catalogues. For another the
+        # one on the PATH first, which knows the person's history and keys.
+        own = str(embedded_place.program("psql"))
+        program = own if settings.database_url is None else shutil.which("psql") or own
         address, secret = _without_password(dsn)
         # Ctrl-C is for what runs in the shell; both of us would hear it.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -143,7 +143,8 @@ async def _serve(settings: Settings, *, bootstrap: bool, simulator_url: str | No
             click.echo(f"API        {address}/v1", err=True)
             click.echo(f"Docs       {address}/docs", err=True)
             click.echo(f"Metrics    {address}/metrics", err=True)
-            click.echo(f"Webhooks   {address}/webhooks/{{{','.join(service.providers)}}}", err=True)
+            for place, name in enumerate(service.providers):
+                click.echo(f"{'' if place else 'Webhooks':<10} {address}/webhooks/{name}", err=True)
             if simulator_url is not None:
                 telling.append(asyncio.ensure_future(_send_webhooks_to(simulator_url, address, settings)))
                 click.echo(

@@ -338,7 +338,10 @@ class GroupCommit(Generic[I, A]):
         for waiting in batch:
             waiting.commit_sent = waiting.commit_sent or lost.commit_sent
             if is_over:
-                self._fail(waiting, Unreachable(str(lost)))
+                # One for each: who raises it adds his own traceback. Its cause says what ails the server.
+                gone = Unreachable(str(lost))
+                gone.__cause__ = lost
+                self._fail(waiting, gone)
         return is_over
 
     async def _divide(self, batch: list[_Waiting[I, A]]) -> None:

@@ -29,6 +29,7 @@ from tallystick.providers.words import (
     Lookup,
     Movement,
     Undecided,
+    may_have_paid,
     searched_from,
 )
 
@@ -56,15 +57,16 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     lookup: Lookup
     movements: tuple[Movement, ...] | None
 
-    def of(self, name: str, key: bytes) -> Looked:
-        """What of them bears this name or key."""
+    def of(self, name: str, key: bytes, destination: str) -> Looked:
+        """What of them bears this name or key, and can have gone there."""
         if self.movements is None:
             return Undecided(code="lookup_broken_off", message="The provider's list was not read to its end.")
         found = tuple(
             one
             for one in self.movements
             # What failed under another key is why there is this one.
-            if is_reference(key, one.reference) or (one.about == name and one.state != "failed")
+            if may_have_paid(one.id, destination)
+            and (is_reference(key, one.reference) or (one.about == name and one.state != "failed"))
         )
         return Found(movements=found) if found else Absent(lookup=self.lookup)
 

@@ -33,7 +33,7 @@ from tallystick.movement.witness import Witness
 from tallystick.providers.breaker import BreakerState
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
-from tallystick.providers.words import Absent, Answer, Instruction, Looked, Sending, Unknown, is_forgotten
+from tallystick.providers.words import Absent, Answer, Instruction, Looked, Sending, Transfer, Unknown, is_forgotten
 from tallystick.settings import LIMITS, Limits
 
 log = structlog.get_logger("tallystick.sending")
@@ -123,6 +123,7 @@ class Sender:
             not_after=attempt.not_after,
             # Counted from before the commit: this clock's not-after is never later than the database's.
             sendable_until=outgoing.began + self._limits.send_seconds,
+            since=outgoing.since,
             mark=attempt.mark,
         )
         answer = await call(adapter, instruction, sending)
@@ -171,7 +172,9 @@ class Sender:
         hold by `name`: what may be older than that, its own key tells.
         """
         adapter = self._providers[provider]
-        looked = None if listed is None else listed.of(name, instruction.key)
+        looked = None
+        if listed is not None and isinstance(instruction, Transfer):
+            looked = listed.of(name, instruction.key, instruction.destination)
         # From when on it is asked for, and not from its own creation: what may be older was not listed.
         if looked is None or (isinstance(looked, Absent) and _may_be_older(listed, history, since, now, adapter)):
             until = made_until(history, since=created or since, now=now, facts=adapter.facts)

@@ -42,8 +42,8 @@ def proof(movement: Movement, *, installation: str, by_our_key: bool) -> str | N
     `by_our_key`: it was asked for by a key of something here of which nothing was sent. A provider without room for
     marks shows no other sign of whose it is, and needs none.
     """
-    if "/" in movement.id:
-        # In an account that is somebody else's: he can write there what he likes.
+    if movement.elsewhere:
+        # Its owner can write there what he likes.
         return None
     if movement.mark:
         return UNEXPLAINED if is_ours(movement.mark, installation) else None

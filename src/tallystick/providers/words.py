@@ -175,6 +175,8 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
     first_sent_at: datetime
     not_after: datetime
     sendable_until: float
+    # When what it pays for was created: a life of the database that was lost may have sent it since, unknown here.
+    since: datetime | None = None
     # Whose it is, for the provider's books (`movement.mark`): the intent's, so that every attempt has the same bytes.
     mark: str = ""
 
@@ -211,6 +213,20 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
     mark: str = ""
     created_at: datetime | None = None
+
+    @property
+    def elsewhere(self) -> str:
+        """Whose account it is in, where it is not ours: its owner writes there what he likes. Empty: ours."""
+        return self.id.rpartition("/")[0]
+
+
+def may_have_paid(provider_id: str, destination: str) -> bool:
+    """Whether a movement can be a payout of ours to that destination.
+
+    In an account that is somebody else's, only one that was ordered from that very account.
+    """
+    elsewhere = provider_id.rpartition("/")[0]
+    return not elsewhere or destination.startswith(f"{elsewhere}/")
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from tallystick.errors import Unreachable
 from tallystick.keys.derived import forms_of, reference_bounds
 from tallystick.ledger.claims import Tenant
 from tallystick.movement.evidence import Evidence
-from tallystick.providers.words import Movement
+from tallystick.providers.words import Movement, may_have_paid
 from tallystick.reconciliation.rules import Here, Meant
 from tallystick.settings import LIMITS
 from tallystick.settlement.tick.store import add_events, count
@@ -88,6 +88,12 @@ class Sheet:
         names = {name for found in named.values() for name, _ in found}
         names |= {owner[0] for owner in owners.values() if owner is not None}
         rows = await self._rows(sorted(names))
+        owners = {
+            id_: owner
+            for id_, owner in owners.items()
+            # In an account that is somebody else's he can write whose key he likes.
+            if owner is None or owner[0] not in rows or may_have_paid(id_, rows[owner[0]].destination)
+        }
         matched = [
             (movement, _meant(owners.get(id_, ()), named.get(id_, ()), rows)) for id_, movement in wanted.items()
         ]

@@ -22,7 +22,7 @@ _BROKEN_OFF: Final = (
     "Run it again: it goes on with the wait that began. Nothing is lost, and nothing was sent."
 )
 _PAYOUTS: Final = {
-    "marked": "unfinished payouts that must be asked about, newly found",
+    "marked": "unfinished payouts newly marked to be asked about (by a run that was broken off: counted there)",
     "looked_up": "looked up in a provider's books",
     "transferred": "the provider had it: recorded",
     "cleared": "proven absent: a tick may send it",
@@ -33,7 +33,7 @@ _PAYOUTS: Final = {
 }
 # Of charges and of refunds.
 _OTHERS: Final = {
-    "marked": "unfinished {kind} that must be asked about, newly found",
+    "marked": "unfinished {kind} newly marked to be asked about (by a run that was broken off: counted there)",
     "looked_up": "questions to a provider's books",
     "found": "the provider's word is known: recorded",
     "absent": "proven absent: {who}",

@@ -12,6 +12,7 @@ from tallystick.http.route import Route
 from tallystick.movement.life import store as life
 from tallystick.room import Figures, Room
 from tallystick.settlement import store
+from tallystick.settlement.cli import settlements
 from tallystick.settlement.metrics import NO_FIGURES, SettlementCounts, SettlementFigures
 from tallystick.settlement.policy_views import SettlementPolicies
 from tallystick.settlement.routes import settlement_routes
@@ -55,4 +56,4 @@ def _workers(service: Service) -> Iterator[Worker]:
             yield SettlementWorker(settler, name, requests_per_second=provider.requests_per_second)
 
 
-ROOM = Room(name="settlement", routes=_routes, figures=_figures, workers=_workers, commands=(settle,))
+ROOM = Room(name="settlement", routes=_routes, figures=_figures, workers=_workers, commands=(settle, settlements))

@@ -210,3 +210,16 @@ async def test_a_ping_of_nobody_reaches_nobody() -> None:
     async with scripted() as server:
         base = server.base
     assert not (await adyen(base).ping()).reachable
+
+
+async def test_what_was_sent_long_after_its_creation_is_found() -> None:
+    """Held for half a year, then approved: its look-up begins with its creation, and does not end before its send."""
+    created = NOW - timedelta(days=200)
+    pages = [Canned(200, {"data": []}), Canned(200, {"data": [TRANSFERRED, TRANSFERRED]})]
+    async with scripted(*pages) as server:
+        looked = await adyen(server.base).look_up(TRANSFER, first_sent_at=created, now=NOW)
+    assert isinstance(looked, Found)
+    assert [movement.id for movement in looked.movements] == ["3JERI6"]
+    spans = [(asked.query["createdSince"][0], asked.query["createdUntil"][0]) for asked in server.asked]
+    assert spans[0][1] > spans[1][0]
+    assert spans[1][1] > f"{NOW:%Y-%m-%dT%H:%M}"

@@ -24,7 +24,15 @@ INSTRUCTIONS: Sequence[Instruction] = (CHARGE, REFUND, TRANSFER, PAYOUT, CONNECT
 
 def adapter(base: str, **account: Any) -> Stripe:
     return Stripe(
-        StripeAccount(api_key=Secret(API_KEY), api_base=base, requests_per_second=10_000, **account),
+        StripeAccount(
+            **{
+                "api_key": Secret(API_KEY),
+                "api_base": base,
+                "requests_per_second": 10_000,
+                "connected_accounts": ("acct_1",),
+                **account,
+            }
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.errors import Misconfigured, ProviderUnreachable
+from tallystick.errors import Misconfigured, PartlyUnreadable, ProviderUnreachable
 from tallystick.providers.stripe import listing
 from tallystick.providers.stripe.adapter import Stripe
 from tallystick.providers.stripe.objects import Page
@@ -60,7 +60,7 @@ async def test_every_kind_is_listed_to_its_end() -> None:
 async def test_two_spans_that_meet_inside_a_second_share_nothing_and_miss_nothing() -> None:
     middle = NOW - timedelta(milliseconds=300)
     async with scripted(*[EMPTY] * 8) as server:
-        stripe = samples.adapter(server.base)
+        stripe = samples.adapter(server.base, connected_accounts=())
         assert [each async for each in stripe.movements(since=SINCE, until=middle)] == []
         assert [each async for each in stripe.movements(since=middle, until=NOW + timedelta(seconds=9))] == []
         ends = {each.query["created[lt]"][0] for each in server.asked[:4]}
@@ -74,7 +74,7 @@ async def test_what_is_made_later_in_the_last_second_is_in_the_next_span() -> No
     born = samples.transfer(created=int(NOW.timestamp()))
     answers = [EMPTY] * 6 + [Canned(200, listed(born)), EMPTY]
     async with scripted(*answers) as server:
-        stripe = samples.adapter(server.base)
+        stripe = samples.adapter(server.base, connected_accounts=())
         assert [each async for each in stripe.movements(since=SINCE, until=until)] == []
         later = [each.id async for each in stripe.movements(since=until, until=NOW + timedelta(hours=1))]
         asked = server.asked[6]
@@ -142,12 +142,12 @@ async def test_not_more_odd_objects_are_named_than_a_person_reads() -> None:
     odd = [samples.payment_intent(id=f"pi_{number}", amount=None) for number in range(25)]
     async with scripted(Canned(200, listed(*odd)), *[EMPTY] * 3) as server:
         with pytest.raises(ProviderUnreachable, match=r"pi_19 \(.*\) and 5 more"):
-            await movements(samples.adapter(server.base))
+            await movements(samples.adapter(server.base, connected_accounts=()))
 
 
 async def test_a_refund_without_a_status_is_listed_as_one_still_open() -> None:
     async with scripted(EMPTY, Canned(200, listed(samples.refund(status=None))), EMPTY, EMPTY) as server:
-        (found,) = await movements(samples.adapter(server.base))
+        (found,) = await movements(samples.adapter(server.base, connected_accounts=()))
     assert (found.id, found.state, found.status) == ("re_1", "moving", "")
 
 
@@ -166,7 +166,7 @@ async def test_a_refund_without_a_status_is_listed_as_one_still_open() -> None:
 async def test_half_a_list_does_not_pass_for_the_whole(broken: Canned) -> None:
     first = Canned(200, listed(samples.payment_intent(id="pi_2"), more=True))
     async with scripted(first, broken) as server:
-        reading = samples.adapter(server.base).movements(since=SINCE, until=NOW)
+        reading = samples.adapter(server.base, connected_accounts=()).movements(since=SINCE, until=NOW)
         assert (await anext(reading)).id == "pi_2"
         with pytest.raises(ProviderUnreachable, match="stripe"):
             await anext(reading)
@@ -177,7 +177,7 @@ async def test_a_list_without_end_is_not_read_for_ever(monkeypatch: pytest.Monke
     page = Canned(200, listed(samples.payment_intent(), more=True))
     async with scripted(page, page, page) as server:
         with pytest.raises(ProviderUnreachable):
-            await movements(samples.adapter(server.base))
+            await movements(samples.adapter(server.base, connected_accounts=()))
         assert len(server.asked) == 2
 
 
@@ -216,7 +216,7 @@ async def read_all(created: list[int]) -> tuple[list[str], int]:
         # The script is found by running the adapter against longer and longer scripts: each request is pure.
         while True:
             async with scripted(*answers) as server:
-                stripe = samples.adapter(server.base)
+                stripe = samples.adapter(server.base, connected_accounts=())
                 try:
                     page = await stripe.events(cursor=cursor, now=NOW)
                 except ProviderUnreachable:
@@ -261,7 +261,7 @@ async def test_without_a_cursor_events_are_read_from_the_oldest(created: list[in
 async def test_after_a_cursor_only_newer_events_come() -> None:
     newer = listed(samples.event(samples.payout(), id="evt_3"), samples.event(samples.payout(), id="evt_2"), more=True)
     async with scripted(Canned(200, newer), Canned(200, listed())) as server:
-        stripe = samples.adapter(server.base)
+        stripe = samples.adapter(server.base, connected_accounts=())
         first = await stripe.events(cursor="evt_1", now=NOW)
         second = await stripe.events(cursor=first.cursor, now=NOW)
         assert [dict(each.query) for each in server.asked] == [
@@ -276,7 +276,7 @@ async def test_after_a_cursor_only_newer_events_come() -> None:
 async def test_an_event_keeps_its_own_bytes() -> None:
     item = samples.event(samples.payout())
     async with scripted(Canned(200, listed(item))) as server:
-        page = await samples.adapter(server.base).events(cursor=None, now=NOW)
+        page = await samples.adapter(server.base, connected_accounts=()).events(cursor=None, now=NOW)
     assert msgspec.json.decode(page.events[0].body) == item
 
 
@@ -284,7 +284,7 @@ async def test_a_forgotten_cursor_starts_from_the_oldest() -> None:
     """It is older than everything Stripe still has."""
     missing = Canned(400, {"error": {"type": "invalid_request_error", "code": "resource_missing"}})
     async with scripted(missing, Canned(200, listed(samples.event(samples.payout())))) as server:
-        page = await samples.adapter(server.base).events(cursor="evt_old", now=NOW)
+        page = await samples.adapter(server.base, connected_accounts=()).events(cursor="evt_old", now=NOW)
         assert server.asked[1].query["created[gte]"] == [str(END + 1 - MONTH)]
     assert page.cursor == "evt_1"
 
@@ -305,7 +305,7 @@ async def test_a_forgotten_cursor_starts_from_the_oldest() -> None:
 async def test_a_list_of_events_that_cannot_be_read_is_not_skipped(broken: Canned, cursor: str | None) -> None:
     async with scripted(broken) as server:
         with pytest.raises(ProviderUnreachable):
-            await samples.adapter(server.base).events(cursor=cursor, now=NOW)
+            await samples.adapter(server.base, connected_accounts=()).events(cursor=cursor, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ async def test_an_event_that_cannot_be_read_is_told_and_the_stream_goes_on(
 ) -> None:
     after = samples.event(samples.payout(), id="evt_3")
     async with scripted(Canned(200, listed(after, odd))) as server:
-        page = await samples.adapter(server.base).events(cursor=cursor, now=NOW)
+        page = await samples.adapter(server.base, connected_accounts=()).events(cursor=cursor, now=NOW)
     first, second = page.events
     assert (first.dedup_key, first.type, first.object_id, first.movement) == ("evt_2", kind, object_id, None)
     assert msgspec.json.decode(first.body) == odd
@@ -339,7 +339,7 @@ async def test_an_event_without_an_id_is_told_again_until_a_newer_one_came() -> 
     one, two = (samples.event(samples.payout(), id=each) for each in ("evt_1", "evt_2"))
     answers = [listed(odd, one), listed(odd), listed(two, odd)]
     async with scripted(*(Canned(200, each) for each in answers)) as server:
-        stripe = samples.adapter(server.base)
+        stripe = samples.adapter(server.base, connected_accounts=())
         first = await stripe.events(cursor=None, now=NOW)
         second = await stripe.events(cursor=first.cursor, now=NOW)
         third = await stripe.events(cursor=second.cursor, now=NOW)
@@ -350,7 +350,7 @@ async def test_an_event_without_an_id_is_told_again_until_a_newer_one_came() -> 
 
 async def test_a_refund_event_without_a_status_says_that_it_is_still_open() -> None:
     async with scripted(Canned(200, listed(samples.event(samples.refund(status=None), "refund.created")))) as server:
-        (event,) = (await samples.adapter(server.base).events(cursor=None, now=NOW)).events
+        (event,) = (await samples.adapter(server.base, connected_accounts=()).events(cursor=None, now=NOW)).events
     assert event.movement is not None
     assert event.movement.state == "moving"
 
@@ -358,3 +358,24 @@ async def test_a_refund_event_without_a_status_says_that_it_is_still_open() -> N
 def test_a_connected_account_that_is_none_is_a_wrong_setting() -> None:
     with pytest.raises(Misconfigured):
         samples.adapter("http://127.0.0.1:1", connected_accounts=("acct 1",))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_an_account_that_left_us_hides_nothing_of_the_others_and_is_named(status: int) -> None:
+    """Else no reading of the books would ever end, and after a restore nobody would be paid."""
+    nothing = [EMPTY] * 4
+    answers = [*nothing, Canned(status, b"{}"), Canned(200, listed(samples.payout(id="po_2")))]
+    found: list[str] = []
+    async with scripted(*answers) as server:
+        stripe = samples.adapter(server.base, connected_accounts=("acct_1", "acct_2"))
+        with pytest.raises(PartlyUnreadable, match=rf"payouts of acct_1 \(the list answered {status}\)"):
+            async for each in stripe.movements(since=SINCE, until=NOW):
+                found += [each.id]
+    assert found == ["acct_2/po_2"]
+
+
+async def test_an_account_that_does_not_answer_is_no_account_that_left() -> None:
+    async with scripted(*[EMPTY] * 4, *[Canned(503)] * 5) as server:
+        with pytest.raises(ProviderUnreachable) as raised:
+            await movements(samples.adapter(server.base, connected_accounts=("acct_1",)))
+    assert not isinstance(raised.value, PartlyUnreadable)

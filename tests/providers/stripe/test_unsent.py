@@ -22,6 +22,7 @@ from tests.providers.stripe.samples import CHARGE, CONNECTED_PAYOUT, PAYOUT, REF
         (msgspec.structs.replace(TRANSFER, destination="acct_1/acct_2"), "destination_invalid"),
         (msgspec.structs.replace(TRANSFER, destination="acct_1\n"), "destination_invalid"),
         (msgspec.structs.replace(TRANSFER, destination="acct_1/ba_1\r\nx: y"), "destination_invalid"),
+        (msgspec.structs.replace(TRANSFER, destination="acct_2/ba_1"), "account_not_listed"),
         (msgspec.structs.replace(TRANSFER, description="a\nb"), "text_invalid"),
         (msgspec.structs.replace(TRANSFER, description="a\x00"), "text_invalid"),
         (msgspec.structs.replace(TRANSFER, description="\ud800"), "text_invalid"),

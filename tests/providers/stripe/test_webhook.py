@@ -377,3 +377,29 @@ def test_verification_takes_less_than_20_microseconds() -> None:
         rounds.append((time.process_time_ns() - began) / 200)
     assert webhook.verify(headers, body, secrets=secrets, now=AT, tolerance=TOLERANCE) is None
     assert min(rounds) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("thing", "account", "is_believed"),
+    [
+        (samples.payment_intent(), "", True),
+        (samples.payment_intent(), "acct_1", False),
+        (samples.refund(), "acct_1", False),
+        (samples.transfer(), "acct_1", False),
+        (samples.payout(), "acct_1", True),
+        (samples.payout(), "acct_2", False),
+        (samples.payout(), "", True),
+    ],
+)
+def test_our_key_counts_only_where_we_write(thing: dict[str, Any], account: str, *, is_believed: bool) -> None:
+    """Whoever owns a connected account writes what he likes beside what he moves himself."""
+    marked = thing | {"metadata": {**thing.get("metadata", {}), "tally_mark": "installation/order/ord_1"}}
+    body = msgspec.json.encode(samples.event(marked, "x.updated", **({"account": account} if account else {})))
+    stripe = samples.adapter("http://127.0.0.1:1", webhook_secrets=(Secret(SECRET),), connected_accounts=("acct_1",))
+    told = stripe.receive([header(body)], body, now=AT)
+    assert not isinstance(told, Forged)
+    movement = told[0].movement
+    assert movement is not None
+    assert movement.elsewhere == account
+    assert movement.reference == (samples.REFERENCE if is_believed else "")
+    assert bool(movement.mark) is is_believed

@@ -326,3 +326,14 @@ async def test_an_alarm_about_a_payout_that_is_nobodys_here_is_a_persons(till: S
     found = await payment_break.list_breaks(till.database, is_all=False, most=10)
     told = [("missing_here", "wise", "transfer", "55", word)] if is_alarm else []
     assert [(one.kind, one.provider, one.purpose, one.object_id, one.word) for one in found] == told
+
+
+async def test_what_somebody_moves_in_his_own_account_is_no_payout_of_ours(till: Shop) -> None:
+    """With our key beside it: who has a connected account could stop everybody's payouts."""
+    view = await till.create("a")
+    forged = news(view, "moving", id_="acct_theirs/po_1")
+    assert await till.reviews.observe("simulator", forged) is None
+    assert (await till.read(view.id)).status == "pending"
+    ours = news(view, "moving", id_="po_1")
+    assert await till.reviews.observe("simulator", ours) is not None
+    assert (await till.read(view.id)).status == "disputed"

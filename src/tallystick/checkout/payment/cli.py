@@ -47,7 +47,7 @@ def list_(*, older_than: int, limit: int, as_json: bool) -> None:
     else:
         for one in found:
             click.echo(_line(one))
-        click.echo(f"{len(found)} open; {_NEXT}" if found else "Every charge was answered for.", err=True)
+        click.echo(f"{len(found)} open; {_NEXT}" if found else _none(older_than), err=True)
     if found:
         raise SystemExit(_BAD_NEWS)
 
@@ -76,6 +76,14 @@ def resolve(
         click.echo(f"{done.code}: {done.detail}\n{done.remedy}", err=True)
         raise SystemExit(_BAD_NEWS)
     click.echo(done.body.decode())
+
+
+def _none(older_than: int) -> str:
+    if older_than == 0:
+        return "Every charge was answered for."
+    return (
+        f"No charge has waited for an answer for {older_than} minutes or more (--older-than 0: the younger ones too)."
+    )
 
 
 async def _list(settings: Settings, older_than: timedelta, limit: int) -> list[Unanswered]:

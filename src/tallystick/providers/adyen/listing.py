@@ -40,20 +40,19 @@ class Listing:
 
     async def look_up(self, reference: str, *, first_sent_at: datetime, now: datetime) -> Looked:
         """Ask for the transfers under our reference. Several may come: its uniqueness is not promised."""
-        since = first_sent_at - SKEW
-        # Nothing is sent under the key after its horizon of days: what is there, is in the first half year.
-        until = min(now + SKEW, since + LONGEST_SPAN)
         evidence: list[Exchange] = []
-        found: list[Transfer] = []
+        found: dict[str, Transfer] = {}
         try:
-            async for transfers, exchange in self._pages(
-                since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES
-            ):
-                evidence.append(exchange)
-                found.extend(each for each in transfers if each.reference == reference)
+            # What was created long ago may have been sent today: it was held, or Adyen was away.
+            for place, (since, until) in enumerate(_spans(first_sent_at - SKEW, now + SKEW)):
+                pages = self._pages(since, until, reference=reference, most_pages=MOST_LOOKUP_PAGES, begun=place > 0)
+                async for transfers, exchange in pages:
+                    evidence.append(exchange)
+                    # Where two spans meet, or a page is pushed on, one may come twice.
+                    found |= {each.id: each for each in transfers if each.reference == reference}
         except BrokenOff as error:
             return Undecided(code=error.code, message=str(error), evidence=(*evidence, error.exchange))
-        movements = [transfer_movement(each) for each in found]
+        movements = [transfer_movement(each) for each in found.values()]
         known = tuple(each for each in movements if each is not None)
         if len(known) < len(found):
             message = "Adyen shows a transfer of ours whose amount cannot be read."

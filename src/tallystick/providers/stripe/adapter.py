@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from tallystick.errors import Misconfigured
 from tallystick.money.currencies import Purpose
 from tallystick.providers.breaker import Breaker
@@ -21,7 +23,7 @@ from tallystick.providers.stripe.account import StripeAccount
 from tallystick.providers.stripe.facts import FACTS, STRIPE_VERSION
 from tallystick.providers.stripe.objects import PATHS, Unreadable, is_id, read_object
 from tallystick.providers.stripe.reply import done_with, read_reply
-from tallystick.providers.stripe.request import is_account, purpose_of, request_for
+from tallystick.providers.stripe.request import Request, is_account, purpose_of, request_for
 from tallystick.providers.words import (
     Answer,
     Busy,
@@ -81,8 +83,8 @@ class Stripe:
         self.breaker: Breaker = self._line.breaker
 
     def refusal(self, instruction: Instruction) -> Refused | None:
-        """Amounts, destinations and texts that Stripe cannot take."""
-        request = request_for(instruction)
+        """Amounts, destinations and texts that Stripe cannot take; payouts of accounts that are not listed."""
+        request = self._worded(instruction)
         return request if isinstance(request, Refused) else None
 
     async def send(self, instruction: Instruction, sending: Sending) -> Answer:
@@ -92,7 +94,7 @@ class Stripe:
         A refund is one of a PaymentIntent (pi_) or of a charge (ch_, py_); a transfer goes to a connected account, or
         to a bank as a payout.
         """
-        request = request_for(instruction, sending.mark)
+        request = self._worded(instruction, sending.mark)
         if isinstance(request, Refused):
             return request
         said = await self._line.send("POST", request.path, headers=request.headers, body=request.body, sending=sending)
@@ -154,7 +156,7 @@ class Stripe:
         if forged is not None:
             return forged
         try:
-            return (webhook.parse(body),)
+            return (self._believed(webhook.parse(body)),)
         except Unreadable as error:
             return Forged("unreadable", f"Stripe signed it, but {error}.")
 
@@ -169,6 +171,28 @@ class Stripe:
     async def close(self) -> None:
         """Close the idle connections."""
         await self._line.close()
+
+    def _worded(self, instruction: Instruction, mark: str = "") -> Request | Refused:
+        request = request_for(instruction, mark)
+        if isinstance(request, Refused) or self._is_listed(request.account):
+            return request
+        return Refused(
+            code="account_not_listed",
+            message=f"The payouts of {request.account} are not listed here: after a restore one would not be found and "
+            f"would be paid again. Have {request.account} added to TALLY_STRIPE_CONNECTED_ACCOUNTS, or pay to the "
+            "account itself. Nothing was sent and no money moved.",
+        )
+
+    def _is_listed(self, account: str) -> bool:
+        return not account or account in self._account.connected_accounts
+
+    def _believed(self, event: Event) -> Event:
+        """What is told of an account whose payouts we do not order bears no key of ours, whatever it says."""
+        movement = event.movement
+        if movement is None or self._is_listed(movement.elsewhere):
+            return event
+        plain = msgspec.structs.replace(movement, reference="", mark="", about="")
+        return msgspec.structs.replace(event, movement=plain)
 
     def _authorization(self) -> Headers:
         return (

@@ -32,6 +32,8 @@ _MOST_PAGES_OF_A_SECOND: Final = 100
 MOST_NAMED: Final = 20
 _ORDER: Final[tuple[Purpose, ...]] = ("charge", "refund", "transfer", "payout")
 _MISSING_STATUSES: Final = frozenset({400, 404})
+# What a connected account that left us is answered with.
+_LEFT_STATUSES: Final = frozenset({401, 403, 404})
 # The code of an id that Stripe does not have (any more).
 _MISSING: Final = "resource_missing"
 
@@ -94,6 +96,10 @@ async def _kind(
                 else:
                     yield movement
     except BrokenOff as error:
+        if account and error.exchange.status in _LEFT_STATUSES:
+            # Its owner has disconnected it, or it was closed: nothing can be ordered from it either.
+            odd.append(f"payouts of {account} ({error})")
+            return
         raise ProviderUnreachable("stripe", str(error)) from error
 
 

@@ -327,6 +327,9 @@ def _movement(
         raise Unreadable("its amount cannot be held")
     # A dispute has metadata of its own, which is not ours to write.
     mark = "" if isinstance(kept, Dispute) else (kept.metadata or {}).get(MARK_FIELD, "")
+    if account and purpose != "payout":
+        # We make none there. Whoever owns the account could write our key beside money that he moves himself.
+        reference = mark = about = ""
     if "\0" in status or "\0" in reference or "\0" in parent or "\0" in about:
         raise Unreadable("a text of it cannot be stored")
     return Movement(

@@ -182,9 +182,9 @@ class Saga:
         Either Wise knows our id and does not repeat what it made of it, or this send is refused: that would be
         final, and an earlier one may have left a transfer that was funded since, or still can be.
         """
-        finding = await self._listing.find(
-            self._wording.reference, first_sent_at=self._sending.first_sent_at, until=self._sending.not_after
-        )
+        # Not from the first send that is known: one of a life of the database that was lost may have been earlier.
+        since = min(self._sending.first_sent_at, self._sending.since or self._sending.first_sent_at)
+        finding = await self._listing.find(self._wording.reference, first_sent_at=since, until=self._sending.not_after)
         self._evidence += finding.evidence
         if len(finding.transfers) == 1 and self._is_ours(finding.transfers[0]):
             return finding.transfers[0]

@@ -23,7 +23,7 @@ from tallystick.ledger.outcome import Rejected
 from tallystick.ledger.store import PostgresTransaction
 from tallystick.movement.evidence import Evidence
 from tallystick.movement.steps import Disputed
-from tallystick.providers.words import Movement
+from tallystick.providers.words import Movement, may_have_paid
 from tallystick.settings import LIMITS
 from tallystick.settlement.postings import Move, PayoutItem, PayoutMoved, postings
 from tallystick.settlement.rules import Status, after_movement
@@ -310,7 +310,11 @@ async def _meant(database: Database, provider: str, movement: Movement) -> list[
     async with database.owning() as connection:
         bounds = reference_bounds(movement.reference)
         rows = [] if bounds is None else await connection.fetch(_SQL["by_reference"], provider, *bounds)
-        rows = [row for row in rows if movement.reference in forms_of(row["key"])]
+        rows = [
+            row
+            for row in rows
+            if movement.reference in forms_of(row["key"]) and may_have_paid(movement.id, row["destination"])
+        ]
         rows += await connection.fetch(_SQL["by_transfer"], provider, movement.id)
     for row in rows:
         found.setdefault(

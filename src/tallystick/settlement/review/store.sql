@@ -49,12 +49,12 @@ UPDATE tally.settlement_state
 -- name: by_reference
 -- Everything that a provider's reference or id could mean, of any tenant and generation. $2 and $3 bound the key: some
 -- providers keep only a part of it, and the caller compares the rest.
-SELECT s.tenant_id, t.name AS tenant, s.id, i.key
+SELECT s.tenant_id, t.name AS tenant, s.id, i.key, s.destination
   FROM tally.tenant t
   JOIN tally.intent i ON i.tenant_id = t.tenant_id AND i.key BETWEEN $2 AND $3 AND i.provider = $1
   JOIN tally.settlement s ON s.tenant_id = i.tenant_id AND s.id = i.subject
  UNION
-SELECT s.tenant_id, t.name, s.id, s.key
+SELECT s.tenant_id, t.name, s.id, s.key, s.destination
   FROM tally.tenant t
   JOIN tally.settlement s ON s.tenant_id = t.tenant_id AND s.key BETWEEN $2 AND $3 AND s.provider = $1;
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, Self, TypeVar
 from uuid import uuid4
@@ -89,6 +89,8 @@ T = TypeVar("T")
 _CONTENDED_ROUNDS: Final = 20
 # Recording, after the last answer.
 _RECORD_SECONDS: Final = 5.0
+# A list of what was paid since a life may have been lost serves the chunks of so long: it may have a thousand pages.
+_LISTED_FOR: Final = timedelta(seconds=10)
 # Of what can be sent within the permit at the provider's rate, this much is claimed at once.
 _SHARE_OF_RATE: Final = 0.5
 
@@ -180,6 +182,8 @@ class _Run:
         self._left = {"claimed": most, "reclaimed": most}
         self._may_send = may_send
         self._left_out: set[int] = set()
+        # What each provider was read to have paid since a life may have been lost.
+        self._listed: dict[str, asking.Listed] = {}
         self._counts: Counter[str] = Counter()
         # One lane: a group grows while the one before it commits. Nobody waits for a single answer.
         limits = replace(
@@ -244,11 +248,14 @@ class _Run:
         adapter, token = self._adapter(provider), uuid4()
         async with self._database.writing() as connection:
             await _require_here(connection)
+            # Until the provider's books are read, whatever is sent is asked about first: no more is claimed than can be
+            # asked about at once. Claimed as fast as nothing is sent, a whole backlog would wait one by one in pass 2.
+            is_unread = await life.unread_in(connection, provider) is not None
             rows = await settling.claim(
                 connection,
                 provider,
                 after=cursor.after,
-                most=most,
+                most=min(most, self._limits.settlement_stuck_chunk) if is_unread else most,
                 stuck_after=self._patience(provider).stuck_after,
                 token=token,
                 by=self._by,
@@ -257,6 +264,8 @@ class _Run:
             heard = steady()
             if not rows:
                 return _Chunk([], [], [], began, heard)
+            if is_unread:
+                rows = [msgspec.structs.replace(row, ask_first=True) for row in rows]
             asked = [row for row in rows if row.ask_first]
             histories = await settling.histories(connection, provider, asked)
             refused = [(row, no) for row in rows if not row.ask_first and (no := adapter.refusal(row.instruction))]
@@ -377,7 +386,11 @@ class _Run:
         unread = await life.unread(self._database, provider) if is_asked else None
         if unread is None:
             return None
-        return await asking.listed(self._adapter(provider), unread.known_until, unread.began_at, now=unread.now)
+        known = self._listed.get(provider)
+        if known is None or known.known_until != unread.known_until or unread.now - known.read_at > _LISTED_FOR:
+            listing = asking.listed(self._adapter(provider), unread.known_until, unread.began_at, now=unread.now)
+            self._listed[provider] = known = await listing
+        return known
 
     async def _decide(
         self, provider: str, row: ClaimedSettlement, history: History, heard: float, named: asking.Listed | None

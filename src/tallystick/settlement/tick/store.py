@@ -27,7 +27,7 @@ from tallystick.movement import store as intents
 from tallystick.movement.evidence import Evidence
 from tallystick.movement.steps import NOTHING_SENT, Disputed, Failed, Happened, History, Verdict, Wait
 from tallystick.movement.store import Answered, sent
-from tallystick.providers.words import Transfer
+from tallystick.providers.words import Transfer, may_have_paid
 from tallystick.settlement.postings import Move, PayoutItem, PayoutMoved, SettlementMoved, postings
 from tallystick.settlement.rules import status_after
 
@@ -182,7 +182,9 @@ async def _made_before(connection: Connection, asked: Sequence[ClaimedSettlement
     before = {}
     for made in await connection.fetch(_SQL["made_before"], list(by_id)):
         row = by_id[made["subject"]]
-        if made["reference"] not in forms_of(row.key):
+        if made["reference"] not in forms_of(row.key) and may_have_paid(
+            made["provider_id"], row.instruction.destination
+        ):
             before[row.number] = made["provider_id"]
     return before
 

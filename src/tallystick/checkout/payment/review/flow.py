@@ -188,7 +188,7 @@ class PaymentReviews:
             return _unconfirmed(f"{charge.provider} did not show whether it has it: {looked.code}.")
         if isinstance(looked, Found):
             made = next((one.id for one in looked.movements if one.state != "failed"), None)
-            return None if made is None else _unconfirmed(f"{charge.provider} has it, as {made}.")
+            return None if made is None else _charged_after_all(charge.provider, made)
         return None
 
     def _search(self, charge: Open) -> Search:
@@ -275,6 +275,14 @@ def _other_account(provider: str, sent_with: str, configured: str) -> Rejected:
         f"{configured!r}, whose books would not show it. Nothing was changed.",
         f"Start a worker with that account: it asks by itself. Where that is gone for good, look in its dashboard, and "
         f"name {sent_with!r} in your evidence.",
+    )
+
+
+def _charged_after_all(provider: str, payment_intent_id: str) -> Rejected:
+    return Rejected(
+        "payment_not_confirmed",
+        f"{provider} has it, as {payment_intent_id}: it was charged. Nothing was changed.",
+        f"Send outcome `charged` with payment_intent_id {payment_intent_id}; `never_charged` stays refused.",
     )
 
 
