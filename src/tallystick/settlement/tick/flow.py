@@ -231,6 +231,8 @@ class _Run:
             if self._adapter(provider).breaker.away(steady()) > 0:
                 # What is claimed from a provider that is down would only wait: it can wait as pending.
                 return
+            if not await self._can_be_asked(provider):
+                return
             began = steady()
             try:
                 claimed = await self._retried(partial(self._claim, provider, cursor, size, began))
@@ -241,7 +243,15 @@ class _Run:
                 continue
             if not claimed.rows:
                 return
-            await self._finish(provider, claimed)
+            begun = await self._finish(provider, claimed)
+            if claimed.asked and not begun:
+                # Nothing may be sent yet: what is claimed beside these would only wait, too.
+                return
+
+    async def _can_be_asked(self, provider: str) -> bool:
+        """Whether its books can be read for what a lost life may have paid, where that comes before anything is sent."""
+        unread = await life.unread(self._database, provider)
+        return unread is None or (await self._listing(provider, unread)).movements is not None
 
     async def _claim(self, provider: str, cursor: "_Cursor", most: int, began: float) -> "_Chunk":
         """One transaction: nothing is sent without it."""
@@ -281,8 +291,8 @@ class _Run:
         decided: list[tuple[ClaimedSettlement, Verdict]] = [(row, Failed(no.code)) for row, no in refused]
         return _Chunk(rows, pairs, decided, began, heard, [(row, histories[row.number]) for row in asked])
 
-    async def _finish(self, provider: str, chunk: "_Chunk") -> None:
-        """Send and record all of a chunk."""
+    async def _finish(self, provider: str, chunk: "_Chunk") -> int:
+        """Send and record all of a chunk. How many could be sent."""
         futures = [self._record(SettlementResult(claimed=row, verdict=verdict)) for row, verdict in chunk.decided]
         sends = [
             self._send(row, attempt, history, tries=tries, chunk=chunk)
@@ -295,15 +305,17 @@ class _Run:
                 ask_first = isinstance(withheld, AskFirst)
                 verdict = self._withheld(row, withheld, tries, provider)
                 futures.append(self._record(SettlementResult(claimed=row, verdict=verdict, ask_first=ask_first)))
+        cleared = 0
         if chunk.asked:
             histories = {row.number: history for row, history in chunk.asked}
-            await self._recover(provider, [row for row, _ in chunk.asked], histories, chunk.heard)
+            cleared = await self._recover(provider, [row for row, _ in chunk.asked], histories, chunk.heard)
         answered = await asyncio.gather(*sends)
         await self._noted([*futures, *(future for future, _ in answered)])
         for future, answer in answered:
             if not future.result() and isinstance(answer, Done):
                 # The claim was lost meanwhile. What somebody believed instead may be wrong: the provider has it.
                 await review.observe(self._database, provider, answer.movement)
+        return len(sends) + cleared
 
     async def _send(
         self, row: ClaimedSettlement, attempt: Attempt, history: History, *, tries: int, chunk: "_Chunk"
@@ -356,7 +368,8 @@ class _Run:
 
     async def _recover(
         self, provider: str, rows: Sequence[ClaimedSettlement], histories: Mapping[int, History], heard: float
-    ) -> None:
+    ) -> int:
+        """Ask, decide, record; send what may be sent. How many that were."""
         named = await self._named(provider, rows)
         decided = await asyncio.gather(
             *(self._decide(provider, row, histories[row.number], heard, named) for row in rows)
@@ -375,19 +388,24 @@ class _Run:
                 cleared = Wait(self._now(row, heard), step.tries)
                 self._counts["cleared"] += 1
                 futures.append(self._record(SettlementResult(claimed=row, verdict=cleared, evidence=evidence)))
+        begun = 0
         if sends:
             chunk = await self._retried(partial(self._begin_again, provider, sends, histories, heard))
-            await self._finish(provider, chunk)
+            begun = await self._finish(provider, chunk)
         await self._noted(futures)
+        return begun
 
     async def _named(self, provider: str, rows: Sequence[ClaimedSettlement]) -> asking.Listed | None:
         """What the provider has by name, while a life may have been lost: for rows that it may have paid."""
         is_asked = any(row.ask_first for row in rows)
         unread = await life.unread(self._database, provider) if is_asked else None
-        if unread is None:
-            return None
+        return None if unread is None else await self._listing(provider, unread)
+
+    async def _listing(self, provider: str, unread: life.Unread) -> asking.Listed:
+        """What the provider shows, once for several chunks. One that was not read to its end is read again."""
         known = self._listed.get(provider)
-        if known is None or known.known_until != unread.known_until or unread.now - known.read_at > _LISTED_FOR:
+        is_good = known is not None and known.movements is not None and known.known_until == unread.known_until
+        if known is None or not is_good or unread.now - known.read_at > _LISTED_FOR:
             listing = asking.listed(self._adapter(provider), unread.known_until, unread.began_at, now=unread.now)
             self._listed[provider] = known = await listing
         return known
