@@ -18,6 +18,7 @@ ON_WHAT_IS_THERE: dict[str, tuple[tuple[str, ...], ...]] = {
     "events": (("list",), ("retry", "--all"), ("poison",)),
     "breaks": (("list",), ("resolve", "1", "--resolution", "looked")),
     "outbox": (("read", "a-follower"), ("relayed", "a-follower", "1:1"), ("list",), ("forget", "a-follower")),
+    "settlements": (("list",),),
     "payments": (("list",), ("resolve", "ord_1", "--outcome", "never_charged", "--evidence", "looked")),
     "refunds": (
         ("list",),

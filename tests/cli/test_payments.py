@@ -23,6 +23,7 @@ def dsn(embedded18: servers.Server) -> str:
 async def test_a_charge_nobody_answered_for_is_listed_and_closed_by_a_person(dsn: str, books: Control) -> None:
     none = tally("payments", "list", dsn=dsn)
     assert none.returncode == 0, none.stderr
+    assert "No charge has waited for an answer for 5 minutes" in none.stderr
     async with desk(dsn, books, ADYEN) as one:
         order = await one.shop.order("k")
         books.plan("adyen.charge:drop_before=100%")

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal
 
+import asyncpg
 import pytest
 import uvloop
 
 from tallystick.commit.group import SET_ASIDE, GroupCommit, SetAside
 from tallystick.commit.port import Contended, Lost
+from tallystick.database.pool import plight
 from tallystick.errors import Busy, InFlight, OutcomeUnknown, Unreachable
 from tallystick.settings import LIMITS, Limits
 
@@ -594,3 +596,15 @@ async def test_out_of_order_a_long_queue_that_meets_is_taken_by_another_lane() -
         assert work.batches == [["x1", "x2"], ["x3", "x4"]]
         work.open.set()
         await asyncio.gather(*waiting)
+
+
+async def test_whoever_waits_is_told_what_ails_the_server() -> None:
+    """The problem that callers read, and the metric's label, are made of the cause."""
+
+    async def full(_work: "Work", _items: list[str], _patient: bool) -> Answers:  # noqa: FBT001 - as a script has it
+        raise Lost("the disk is full", commit_sent=False) from asyncpg.DiskFullError("could not extend file")
+
+    async with grouping(full) as (_work, group):
+        with pytest.raises(Unreachable) as raised:
+            await group.submit("a", source="t")
+    assert plight(raised.value) == "has no room left on its disk"

@@ -154,6 +154,7 @@ DAMAGE = [
     ("one_effect_per_key", r"UPDATE tally.operation SET body = '\xff'::bytea"),
     ("balances", "UPDATE tally.account SET posted_at = posted_at + interval '1 hour'"),
     ("balances", "UPDATE tally.entry SET amount_micros = amount_micros * 2"),
+    ("balances", "UPDATE tally.entry SET number = number + 1000 WHERE number > 1"),
     ("conservation", "UPDATE tally.entry SET amount_micros = amount_micros + 1 WHERE amount_micros > 0"),
     ("solvency", "UPDATE tally.account SET floor_micros = balance_micros + 1 WHERE id = 'a'"),
     ("tenants", "UPDATE tally.entry SET operation_id = gen_random_uuid()"),

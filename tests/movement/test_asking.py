@@ -61,7 +61,7 @@ def test_a_payout_in_somebody_elses_account_is_no_other_payout_of_ours() -> None
     """He can write any key beside it, and any name."""
     key, mine = bytes(32), "settlement-1"
 
-    def paid(id_: str, **words: str) -> Movement:
+    def paid(id_: str, *, reference: str = "", about: str = "") -> Movement:
         return Movement(
             provider="stripe",
             purpose="payout",
@@ -70,7 +70,8 @@ def test_a_payout_in_somebody_elses_account_is_no_other_payout_of_ours() -> None
             currency="EUR",
             state="moved",
             status="paid",
-            **words,
+            reference=reference,
+            about=about,
         )
 
     theirs = paid("acct_theirs/po_1", reference=key.hex()), paid("acct_theirs/po_2", about=mine)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from tallystick.checkout.order.store import OrderView
 from tallystick.checkout.payment.flow import Collected
@@ -173,9 +174,12 @@ async def test_an_unanswerable_question_is_asked_again_later_and_never_answered_
 async def test_past_the_horizon_a_person_is_called_and_nothing_is_sent(shop: Checkout, dsn: str) -> None:
     order = await left_behind(shop, "drop_before")
     await age(dsn, timedelta(days=2))
-    assert (await shop.payments.collect()).sent == 0
+    with capture_logs() as said:
+        assert (await shop.payments.collect()).sent == 0
     (row,) = await shop.log(order)
     assert (row.status, row.reason) == ("PENDING", "past_the_horizon")
+    called = {"event": "payment_needs_a_person", "log_level": "warning", "order": order.id, "reason": row.reason}
+    assert called in said
     # Nor by a click.
     await age(dsn, timedelta(hours=2))
     assert (await shop.pending(order)).payment.reason == "past_the_horizon"

@@ -222,3 +222,13 @@ def test_an_object_of_another_kind_has_one_change_key_however_it_is_written() ->
 def test_events_that_hold_nothing_are_not_held_to_tell_of_one_change() -> None:
     one, two = (webhook.parse(b'{"event_id":"%b","type":"a","data":{"id":"d"}}' % each) for each in (b"e1", b"e2"))
     assert one.change_key != two.change_key
+
+
+@pytest.mark.parametrize(("location", "is_believed"), [("LMAIN", True), ("LHIS", False), (None, True)])
+def test_our_key_counts_only_at_our_location(location: str | None, *, is_believed: bool) -> None:
+    """The application's other sellers can write what they like beside what they take themselves."""
+    for name, thing in (("payment", samples.payment()), ("refund", samples.refund())):
+        body = msgspec.json.encode(samples.event(name, thing | {"location_id": location}, f"{name}.updated"))
+        movement = accepted(header(body), body=body).movement
+        assert movement is not None
+        assert bool(movement.reference) is is_believed, name

@@ -17,13 +17,15 @@ from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import Done, Looked, Lookup, Sending, Transfer
 from tallystick.settings import Limits
+from tallystick.settlement.store import figures
 from tallystick.settlement.tick import store as settling
 from tallystick.settlement.tick.flow import Ticked
 from tests import servers
 from tests.faults.wire import Cut, wire
 from tests.ledgers import broken
 from tests.providers.worlds import Control, leave
-from tests.settlements import A_DAY, A_WHILE, Shop, ledger_differences, pass_time, shop
+from tests.sends import send_alone
+from tests.settlements import A_DAY, A_WHILE, Shop, books, ledger_differences, pass_time, shop
 
 AMOUNT = 12_340_000
 IN_TRANSIT = "in_transit:EUR:simulator"
@@ -516,3 +518,44 @@ async def test_two_ticks_at_once_send_each_payout_once(worker: Worker) -> None:
         assert halves.is_equal
         assert halves.statuses == {"transferred": 200}
         assert await is_sound(a.dsn)
+
+
+async def test_what_moved_twice_is_counted_where_it_wakes_somebody(worker: Worker, control: Control) -> None:
+    async with worker() as one:
+        view = await one.create("p")
+        control.plan("stripe.transfer:execute_then_drop@1")
+        await one.tick()
+        again = Transfer(
+            key=bytes.fromhex(view.idempotency_key),
+            destination=view.destination,
+            amount_micros=view.amount_micros,
+            currency=view.currency,
+            description=view.id,
+        )
+        control.plan("stripe.transfer:forget_key@1")
+        assert isinstance(await simulated(one).send(again, leave()), Done)
+        await pass_time(one.dsn, A_WHILE)
+        await one.tick()
+        assert (await one.read(view.id)).reason == "moved_twice"
+        counts, _, _ = await figures(one.database)
+        assert counts["doubles"] == 1
+
+
+async def test_a_key_that_covers_another_instruction_is_counted_and_sends_nothing(worker: Worker) -> None:
+    async with worker() as one:
+        view = await one.create("p")
+        other = Transfer(
+            key=bytes.fromhex(view.idempotency_key),
+            destination=view.destination,
+            amount_micros=view.amount_micros + 10_000,
+            currency=view.currency,
+        )
+        provider = one.providers["simulator"]
+        await send_alone(one.database, one.sender, provider, one.tenant, other, since=view.created_at, name="simulator")
+        await one.tick()
+        await pass_time(one.dsn, A_WHILE)
+        await one.tick()
+        assert (await one.read(view.id)).reason == "key_collision"
+        counts, _, _ = await figures(one.database)
+        assert counts["key_collisions"] == 1
+        assert len(books(one.control)) == 1

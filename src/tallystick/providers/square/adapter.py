@@ -160,7 +160,7 @@ class Square:
 
     async def events(self, *, cursor: str | None, now: datetime) -> EventPage:
         """Events of the last 28 days, oldest first, as far as the seller has them enabled."""
-        return await listing.events(self._line, cursor=cursor, now=now)
+        return await listing.events(self._line, location_id=self._account.location_id, cursor=cursor, now=now)
 
     def receive(self, headers: Headers, body: bytes, *, now: datetime) -> tuple[Event, ...] | Forged:  # noqa: ARG002
         """One event in each webhook. The time decides nothing: Square signs none."""
@@ -169,7 +169,7 @@ class Square:
         if forged is not None:
             return forged
         try:
-            return (webhook.parse(body),)
+            return (webhook.parse(body, location_id=account.location_id),)
         except Unreadable as error:
             return Forged("unreadable", f"Square signed it, but {error}.")
 

@@ -92,7 +92,7 @@ async def movements(line: Line, *, location_id: str, since: datetime, until: dat
         raise PartlyUnreadable("square", f"cannot be read: {', '.join(odd[:MOST_NAMED])}{more}")
 
 
-async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
+async def events(line: Line, *, location_id: str, cursor: str | None, now: datetime) -> EventPage:
     """One page of events after the cursor. A search that Square has forgotten is made again from its beginning."""
     at = _cursor(cursor, now)
     try:
@@ -105,7 +105,7 @@ async def events(line: Line, *, cursor: str | None, now: datetime) -> EventPage:
             page, end = await _search(line, at, now)
     except BrokenOff as error:
         raise ProviderUnreachable("square", str(error)) from error
-    found = [parse_listed(item) for item in page.items]
+    found = [parse_listed(item, location_id=location_id) for item in page.items]
     fresh = tuple(event for event in found if event.dedup_key not in at.seen)
     after = _after(at, page.cursor, end, found)
     return EventPage(events=fresh, cursor=msgspec.json.encode(after).decode(), more=bool(page.cursor))

@@ -70,6 +70,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: str = ""
     reference_id: str | None = None
     version_token: str | None = None
+    location_id: str | None = None
 
     @property
     def reference(self) -> str:
@@ -93,6 +94,7 @@ class Refund(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime | None = None
     updated_at: str = ""
     reason: str | None = None
+    location_id: str | None = None
 
     @property
     def reference(self) -> str:
@@ -117,6 +119,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime | None = None
     updated_at: str = ""
     version: int | None = None
+    location_id: str | None = None
 
     @property
     def reference(self) -> str:

@@ -249,7 +249,7 @@ class _Run:
                 return
 
     async def _can_be_asked(self, provider: str) -> bool:
-        """Whether its books can be read for what a lost life may have paid, where that comes before anything is sent."""
+        """Whether its books can be read for what a lost life may have paid, where that must come before a send."""
         unread = await life.unread(self._database, provider)
         return unread is None or (await self._listing(provider, unread)).movements is not None
 
