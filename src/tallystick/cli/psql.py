@@ -18,8 +18,11 @@ from tallystick.ledger.mysql.address import is_address as is_mysql
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--programs", is_flag=True, help="Print where psql, pg_dump and the like are that fit the embedded server."
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def psql(arguments: tuple[str, ...]) -> None:
+def psql(arguments: tuple[str, ...], *, programs: bool) -> None:
     """Open psql on the database in use: the embedded one, or TALLY_DATABASE_URL. Never makes one.
 
     ARGUMENTS go to psql as they are: tally psql -c 'TABLE tally.whereabouts'. The tables are in the schema tally. What
@@ -27,6 +30,9 @@ def psql(arguments: tuple[str, ...]) -> None:
 
     Exit status: psql's own; 2 wrong settings; 3 the database is out of reach.
     """
+    if programs:
+        click.echo(embedded_place.program("psql").parent)
+        return
     settings = configuration.load()
     say_which(settings)
     raise SystemExit(run(_psql(settings, arguments)))

@@ -12,8 +12,8 @@ LIVE_BASE: Final = "https://api.stripe.com"
 class StripeAccount(msgspec.Struct, frozen=True, kw_only=True):
     """One platform account.
 
-    `connected_accounts`: those whose payouts we order ("acct_.../ba_..."). Stripe lists the payouts of a
-    connected account only to who names it, so the ones that are missing here are missing in `movements`.
+    `connected_accounts`: those whose payouts we order ("acct_.../ba_..."). Stripe lists the payouts of a connected
+    account only to who names it: of one that is missing here none could be found after a restore, so none is sent.
     `account_id`: our own acct_..., where a person should see which of several accounts it is.
     """
 

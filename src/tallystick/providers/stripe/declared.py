@@ -33,7 +33,7 @@ STRIPE: Final = Declared(
     api_base="https://api.stripe.com",
     settings=(
         Setting("ACCOUNT_ID", "your own acct_...; binds what is sent to this account"),
-        Setting("CONNECTED_ACCOUNTS", "acct_... whose payouts are listed too, by comma"),
+        Setting("CONNECTED_ACCOUNTS", "acct_... whose own payouts (acct_.../ba_...) you order, by comma"),
     ),
     make=_make,
 )
