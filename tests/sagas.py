@@ -69,12 +69,12 @@ class Desk:
     ) -> Any:
         """What two persons decide: one asks, another agrees. Their word, or why it does not count."""
         with acting("anna/tsk_anna"):
-            asked = await self.refunds.decide(
+            asked = await self.refunds.decisions.decide(
                 self.shop.tenant, order.id, payment, decision, refund_id=refund_id, part=part
             )
         if not isinstance(asked, ApprovalView):
             return asked
-        done = await self.refunds.approve(
+        done = await self.refunds.decisions.approve(
             self.shop.tenant,
             asked,
             is_approved=True,

@@ -194,7 +194,7 @@ async def test_what_is_on_its_way_is_not_woken(till: Desk) -> None:
 @pytest.mark.parametrize("name", ["pi\0", "pi\ud800"])
 async def test_a_name_that_no_database_holds_is_of_no_payment(till: Desk, name: str) -> None:
     order, _ = await till.bought()
-    answer: Any = await till.refunds.decide(till.shop.tenant, order.id, name, "refund")
+    answer: Any = await till.refunds.decisions.decide(till.shop.tenant, order.id, name, "refund")
     assert answer.code == "payment_unknown"
 
 

@@ -60,7 +60,7 @@ async def test_every_id_that_two_persons_speak_of_leads_back_to_the_order(
             assert await made.decided(order, payment, "confirm", refund_id=given) == "REFUND"
         else:
             with acting("anna/tsk_anna"):
-                await made.refunds.decide(made.shop.tenant, order.id, payment, "confirm", refund_id=given)
+                await made.refunds.decisions.decide(made.shop.tenant, order.id, payment, "confirm", refund_id=given)
         tenant = made.shop.tenant.name
     told = payouts.run("explain", order.id, "--tenant", tenant).stdout
     found = set(_ids(told))

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "webhooks/rules.py",
     "checkout/payment/flow.py",
     "checkout/refund/flow.py",
+    "checkout/refund/review/decisions.py",
 }
 ELSEWHERE |= {"webhooks/flow.py", "checkout/saga/store.py"}
 
@@ -112,7 +113,7 @@ OF_FLOW: Final[dict[Flow, tuple[str, ...]]] = {
         "checkout/payment/review/flow.py",
         "checkout/payment/store.py",
     ),
-    "refund": ("checkout/refund/rules.py", "checkout/refund/flow.py"),
+    "refund": ("checkout/refund/rules.py", "checkout/refund/flow.py", "checkout/refund/review/decisions.py"),
 }
 # In the saga, for both: by the class of the verdict.
 OF_SAGA: Final[dict[Flow, str]] = {"charge": "FailCharge", "refund": "FailRefund"}

@@ -387,7 +387,9 @@ async def _a_person_decides(dsn: str, url: str) -> int:
         for row in failed:
             if row["status"] == "FAILED":
                 order = f"or_{row['order_id'].hex}"
-                assert await service.refunds.decide(owner, order, row["payment_intent_id"], "refund") == "REFUND"
+                assert (
+                    await service.refunds.decisions.decide(owner, order, row["payment_intent_id"], "refund") == "REFUND"
+                )
                 decided += 1
     return decided
 

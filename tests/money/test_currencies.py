@@ -1,6 +1,9 @@
 import pytest
 
-from tallystick.money.currencies import DECIMAL_PROVIDERS, EXPONENTS, WIRE_RULES
+from tallystick.money.currencies import EXPONENTS
+from tests.wires import WIRES
+
+WIRE_RULES = {name: wire.rules for name, wire in WIRES.items()}
 
 ROWS = [
     pytest.param(provider, currency, id=f"{provider}-{currency}")
@@ -88,7 +91,7 @@ def test_what_nobody_confirmed_is_marked() -> None:
 def test_only_wise_takes_decimals() -> None:
     """An integer in minor units would be read there as major units."""
     assert set(WIRE_RULES) == {"stripe", "adyen", "square", "wise"}
-    assert set(DECIMAL_PROVIDERS) == {"wise"}
+    assert {name for name, wire in WIRES.items() if wire.in_major_units} == {"wise"}
 
 
 def test_the_tables_cannot_be_changed_by_a_caller() -> None:

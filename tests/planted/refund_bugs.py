@@ -5,10 +5,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tallystick.checkout.refund import flow as reviewing
 from tallystick.checkout.refund import store as rows
 from tallystick.checkout.refund.request import flow, store
 from tallystick.checkout.refund.request import rules as deciders
+from tallystick.checkout.refund.review import decisions as reviewing
 from tallystick.checkout.refund.review import flow as asking
 from tallystick.checkout.refund.review import rules as refund_review
 from tallystick.checkout.saga import finding as saga_finding

@@ -235,7 +235,7 @@ class Life:
         assert isinstance(agreed, Reviewed), agreed
 
     async def refund_again(self, order: OrderView, payment: str) -> None:
-        done = await self.main.refunds.decide(self.tenant, order.id, payment, "refund")
+        done = await self.main.refunds.decisions.decide(self.tenant, order.id, payment, "refund")
         assert not isinstance(done, Rejected), done
 
     # --- workers

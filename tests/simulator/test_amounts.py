@@ -5,24 +5,26 @@ from decimal import Decimal
 import pytest
 
 from tallystick.money.amounts import to_decimal_text
-from tallystick.money.currencies import EXPONENTS, WIRE_RULES
+from tallystick.money.currencies import EXPONENTS
 from tallystick.simulator import amounts
+from tests.wires import WIRES
 
 
 def test_both_tables_have_the_same_currencies() -> None:
     assert set(amounts.CODES) == set(EXPONENTS)
 
 
-@pytest.mark.parametrize("provider", WIRE_RULES)
+@pytest.mark.parametrize("provider", WIRES)
 @pytest.mark.parametrize("currency", EXPONENTS)
 def test_both_tables_write_a_currency_alike(provider: str, currency: str) -> None:
-    rule = WIRE_RULES[provider].get(currency)
+    rule = WIRES[provider].rules.get(currency)
     decimals, step, payout_step = (
         (EXPONENTS[currency], 1, 1) if rule is None else (rule.exponent, rule.step, max(rule.step, rule.payout_step))
     )
     assert amounts.decimals(provider, currency) == decimals
     assert amounts.step(provider, currency) == step
     assert amounts.step(provider, currency, payout=True) == payout_step
+    assert (provider in amounts.IN_MAJOR_UNITS) is WIRES[provider].in_major_units
 
 
 @pytest.mark.parametrize("currency", EXPONENTS)

@@ -74,7 +74,7 @@ class Approvals:
         if found.order is not None:
             is_approved = asked.decision == "approve"
             return reviewed(
-                await self._refunds.approve(
+                await self._refunds.decisions.approve(
                     tenant, found, is_approved=is_approved, reason=asked.reason, by=by, idempotency_key=key
                 )
             )

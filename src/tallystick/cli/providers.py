@@ -88,7 +88,7 @@ def _row(
         "breakers": [msgspec.to_builtins(one) for one in breakers or () if one.provider == name],
         "facts": {
             **{field: getattr(facts, field) for field in facts.__struct_fields__ if field != "name"},
-            "minor_unit_exceptions": sorted(facts.minor_unit_exceptions),
+            "minor_unit_exceptions": sorted(facts.wire.rules),
         },
     }
 
@@ -123,8 +123,7 @@ def _show(
         "may bounce": ", ".join(f"{purpose} for {_span(span)}" for purpose, span in facts.bounces.items()) or "nothing",
         "waits": f"{facts.answer_seconds:g} s for an answer, {_span(facts.longest_in_flight)} for a lost one",
         "limits": f"{facts.requests_per_second:g} requests/s, {facts.concurrency} at once",
-        "amounts": "ISO 4217"
-        + (f" except {' '.join(sorted(facts.minor_unit_exceptions))}" * bool(facts.minor_unit_exceptions)),
+        "amounts": "ISO 4217" + (f" except {' '.join(sorted(facts.wire.rules))}" * bool(facts.wire.rules)),
         "breaker": _breaker(name, breakers),
     }
     for title, text in lines.items():

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final, Literal, get_args
 
-from tallystick.money.currencies import DECIMAL_PROVIDERS, EXPONENTS, WIRE_RULES, Purpose
+from tallystick.money.currencies import EXPONENTS, Purpose, Wire
 
 MICROS_DIGITS: Final = 6
 MICROS_PER_MAJOR: Final = 10**MICROS_DIGITS
@@ -68,56 +68,51 @@ def is_currency(code: str) -> bool:
     return code in EXPONENTS
 
 
-def exponent(currency: str, provider: str | None = None) -> int:
-    """Decimals of the currency's minor unit: at the provider, or by ISO 4217."""
+def exponent(currency: str, wire: Wire | None = None) -> int:
+    """Decimals of the currency's minor unit: at a provider, or by ISO 4217."""
     iso = EXPONENTS.get(currency)
     if iso is None:
         raise ValueError(f"{currency!r} is not an active ISO 4217 currency")
-    if provider is None:
-        return iso
-    # An unknown provider is not taken for one that follows ISO: the guess could be wrong by a hundred.
-    if provider not in WIRE_RULES:
-        raise ValueError(f"{provider!r} is not a provider whose amounts are known")
-    rule = WIRE_RULES[provider].get(currency)
+    rule = None if wire is None else wire.rules.get(currency)
     return iso if rule is None else rule.exponent
 
 
-def step_micros(currency: str, *, provider: str | None, purpose: Purpose) -> int:
+def step_micros(currency: str, *, wire: Wire | None, purpose: Purpose) -> int:
     """The smallest amount the provider can write for this purpose; all others are multiples of it."""
     if purpose not in _PURPOSES:
         raise ValueError(f"{purpose!r} is not a purpose")
-    unit = _unit_micros(currency, provider)
-    rule = None if provider is None else WIRE_RULES[provider].get(currency)
+    unit = _unit_micros(currency, wire)
+    rule = None if wire is None else wire.rules.get(currency)
     if rule is None:
         return unit
     return unit * (max(rule.step, rule.payout_step) if purpose == "payout" else rule.step)
 
 
-def to_minor(amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose) -> int | NotRepresentable:
-    """The integer to send, worth exactly the amount. `provider` None is plain ISO 4217."""
+def to_minor(amount_micros: int, currency: str, *, wire: Wire | None, purpose: Purpose) -> int | NotRepresentable:
+    """The integer to send, worth exactly the amount. `wire` None is plain ISO 4217."""
     _refuse_other_than_int(amount_micros)
-    _refuse_decimal_provider(provider)
-    step = step_micros(currency, provider=provider, purpose=purpose)
+    _refuse_major_units(wire)
+    step = step_micros(currency, wire=wire, purpose=purpose)
     if amount_micros % step:
         return NotRepresentable("amount_not_representable", currency, _digits(amount_micros, 0), step)
-    return amount_micros // _unit_micros(currency, provider)
+    return amount_micros // _unit_micros(currency, wire)
 
 
-def from_minor(minor: int, currency: str, *, provider: str | None) -> int | NotRepresentable:
+def from_minor(minor: int, currency: str, *, wire: Wire | None) -> int | NotRepresentable:
     """The micros a provider's integer is worth. Its own figures are not held to the step it asks of ours."""
     _refuse_other_than_int(minor)
-    _refuse_decimal_provider(provider)
-    unit = _unit_micros(currency, provider)
+    _refuse_major_units(wire)
+    unit = _unit_micros(currency, wire)
     return _within_bounds(minor * unit, currency, unit)
 
 
-def representable_part(amount_micros: int, currency: str, *, provider: str | None, purpose: Purpose) -> tuple[int, int]:
+def representable_part(amount_micros: int, currency: str, *, wire: Wire | None, purpose: Purpose) -> tuple[int, int]:
     """(payable_micros, residue_micros): the largest amount that can be sent, and what stays on payable."""
     _refuse_other_than_int(amount_micros)
     # The remainder of a negative amount is positive: the part would be larger than the whole.
     if amount_micros < 0:
         raise ValueError(f"a negative amount has no representable part: {amount_micros} micros")
-    residue = amount_micros % step_micros(currency, provider=provider, purpose=purpose)
+    residue = amount_micros % step_micros(currency, wire=wire, purpose=purpose)
     return amount_micros - residue, residue
 
 
@@ -175,8 +170,8 @@ def _plain_text(amount: str | Decimal) -> str:
 
 
 @lru_cache(maxsize=2048)
-def _unit_micros(currency: str, provider: str | None) -> int:
-    return int(10 ** (MICROS_DIGITS - exponent(currency, provider)))
+def _unit_micros(currency: str, wire: Wire | None) -> int:
+    return int(10 ** (MICROS_DIGITS - exponent(currency, wire)))
 
 
 def _within_bounds(amount_micros: int, currency: str, step: int) -> int | NotRepresentable:
@@ -191,6 +186,6 @@ def _refuse_other_than_int(value: object) -> None:
         raise TypeError(f"an amount is an int, not {type(value).__name__}")
 
 
-def _refuse_decimal_provider(provider: str | None) -> None:
-    if provider in DECIMAL_PROVIDERS:
-        raise ValueError(f"{provider} takes decimals in major units: use to_decimal_text, from_decimal_text")
+def _refuse_major_units(wire: Wire | None) -> None:
+    if wire is not None and wire.in_major_units:
+        raise ValueError(f"{wire.name} takes decimals in major units: use to_decimal_text, from_decimal_text")

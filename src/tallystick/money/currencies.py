@@ -1,4 +1,4 @@
-"""Currencies: which codes there are, and how each provider writes their amounts. Pure data.
+"""Currencies: which codes there are, and in which words a provider says how it writes them. Pure data.
 
 ISO 4217 List One as published on 2026-09-17: its 165 codes that have a minor unit, funds included. Left out:
 
@@ -7,8 +7,9 @@ ISO 4217 List One as published on 2026-09-17: its 165 codes that have a minor un
     XTS XXX                      testing, and no currency at all
     ANG BGN CUC HRK SLL ZWL ...  withdrawn: nobody can be paid in them any more
 
-A wrong exponent is a payment of a hundred times the amount, so each row of a provider names its evidence:
-DOC, the provider's page; MIR, a copy of that page elsewhere; U, unverified: nobody of us saw it confirmed.
+How a provider writes them, where that is otherwise, its own folder has (`providers/<name>/currencies.py`). A wrong
+exponent is a payment of a hundred times the amount, so each row there names its evidence: DOC, the provider's page;
+MIR, a copy of that page elsewhere; U, unverified: nobody of us saw it confirmed.
 """
 
 from collections.abc import Mapping
@@ -57,55 +58,18 @@ class WireRule:
         return self.evidence != "U"
 
 
-def _each(codes: str, rule: WireRule) -> dict[str, WireRule]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Wire:
+    """How one provider writes amounts. Where it has no rule for a currency, ISO 4217 holds.
+
+    `in_major_units`: it takes decimals, and would read an integer of minor units as a hundred times the amount.
+    """
+
+    name: str
+    rules: Mapping[str, WireRule] = MappingProxyType({})
+    in_major_units: bool = False
+
+
+def each(codes: str, rule: WireRule) -> dict[str, WireRule]:
+    """The same rule for all of these."""
     return dict.fromkeys(codes.split(), rule)
-
-
-_STRIPE_PAGE: Final = "docs.stripe.com/currencies"
-_ADYEN_PAGE: Final = "docs.adyen.com/development-resources/currency-codes"
-
-# Every currency that ISO does not give two decimals has a row here, also where Stripe agrees with ISO: at
-# Stripe two decimals are the rule unless its lists say otherwise, so their silence is no evidence.
-_STRIPE: Final[Mapping[str, WireRule]] = MappingProxyType(
-    {
-        # MGA has two decimals at ISO and none here.
-        **_each(
-            "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF VND VUV XAF XOF XPF",
-            WireRule(exponent=0, evidence="DOC", source=f"{_STRIPE_PAGE}#zero-decimal"),
-        ),
-        # Whole units only, yet written with two decimals. The page's list of zero-decimal currencies has UGX
-        # too; its special cases say how to write it.
-        "ISK": WireRule(exponent=2, step=100, evidence="DOC", source=f"{_STRIPE_PAGE}#special-cases"),
-        "UGX": WireRule(exponent=2, step=100, evidence="MIR", source=f"{_STRIPE_PAGE}#special-cases"),
-        # Charged with decimals, paid out in whole units: the rest of the balance stays at Stripe.
-        "HUF": WireRule(exponent=2, payout_step=100, evidence="DOC", source=f"{_STRIPE_PAGE}#special-cases"),
-        "TWD": WireRule(exponent=2, payout_step=100, evidence="MIR", source=f"{_STRIPE_PAGE}#special-cases"),
-        # The last digit must be 0, for the sake of Stripe's partners. The list is from a copy of 2022.
-        **_each(
-            "BHD JOD KWD OMR TND",
-            WireRule(exponent=3, step=10, evidence="MIR", source=f"{_STRIPE_PAGE}#three-decimal"),
-        ),
-        # On no list of Stripe's. ISO's exponent, and the stricter rule of their likes.
-        **_each("IQD LYD", WireRule(exponent=3, step=10, evidence="U", source="ISO 4217")),
-        "UYI": WireRule(exponent=0, evidence="U", source="ISO 4217"),
-        **_each("CLF UYW", WireRule(exponent=4, evidence="U", source="ISO 4217")),
-    }
-)
-
-# Adyen's own table wins over ISO's, and marks these four as different from it.
-_ADYEN: Final[Mapping[str, WireRule]] = MappingProxyType(
-    {
-        "CLP": WireRule(exponent=2, evidence="DOC", source=_ADYEN_PAGE),
-        "ISK": WireRule(exponent=2, evidence="DOC", source=_ADYEN_PAGE),
-        "CVE": WireRule(exponent=0, evidence="DOC", source=_ADYEN_PAGE),
-        "IDR": WireRule(exponent=0, evidence="DOC", source=_ADYEN_PAGE),
-    }
-)
-
-# Where a provider has no row for a currency, ISO 4217 holds.
-WIRE_RULES: Final[Mapping[str, Mapping[str, WireRule]]] = MappingProxyType(
-    {"stripe": _STRIPE, "adyen": _ADYEN, "square": MappingProxyType({}), "wise": MappingProxyType({})}
-)
-
-# These take decimals in major units; an integer in minor units would be read as a hundred times the amount.
-DECIMAL_PROVIDERS: Final = frozenset({"wise"})

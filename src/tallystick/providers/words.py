@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tallystick.money.currencies import WIRE_RULES, Purpose, WireRule
+from tallystick.money.currencies import Purpose, Wire
 from tallystick.secret import Secret
 
 State = Literal["waiting", "moving", "moved", "failed", "returned"]
@@ -68,6 +68,7 @@ class Lookup(StrEnum):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is so about a provider, whoever the account. Sources: docs/providers.md.
 
+    `wire`: how it writes amounts.
     `key_horizon`: how long the provider remembers a key, counted from its first use, and by us from the creation of
     what it pays for; `key_margin`: how long before its end we stop trusting that. Where the provider publishes none, a
     short one is assumed and `horizon_is_published` is False. `longest_in_flight`: how long after its not-after a
@@ -77,6 +78,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    wire: Wire
     key_form: Literal["hex64", "square45", "uuid"]
     key_characters: int
     key_horizon: timedelta
@@ -109,11 +111,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def settles_in(self) -> timedelta:
         """After that long whatever was written in time has happened or will not, and the books show which."""
         return self.longest_in_flight + self.list_lag
-
-    @property
-    def minor_unit_exceptions(self) -> Mapping[str, WireRule]:
-        """Currencies that this provider writes otherwise than ISO 4217."""
-        return WIRE_RULES[self.name]
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,7 +87,7 @@ class Settlements:
         probe = Transfer(
             key=_NO_KEY, destination=wish.destination, amount_micros=wish.gross_micros, currency=wish.currency
         )
-        step = step_micros(wish.currency, provider=provider.facts.name, purpose=provider.purpose(probe))
+        step = step_micros(wish.currency, wire=provider.facts.wire, purpose=provider.purpose(probe))
         payable = max(wish.gross_micros - wish.gross_micros % step, step)
         refused = provider.refusal(
             Transfer(key=_NO_KEY, destination=wish.destination, amount_micros=payable, currency=wish.currency)

@@ -32,6 +32,8 @@ _OWN_DECIMALS: Final = {
 # docs/providers.md 2.12: whole units, written with two decimals; three decimals of which the last is 0.
 _STRIPE_STEPS: Final = {"ISK": 100, "UGX": 100, **dict.fromkeys(_THREE_DECIMALS.split(), 10)}
 _STRIPE_PAYOUT_STEPS: Final = {**_STRIPE_STEPS, "HUF": 100, "TWD": 100}
+# docs/providers.md 5: decimals in major units.
+IN_MAJOR_UNITS: Final = frozenset({"wise"})
 _MICRO_DIGITS: Final = 6
 # More than any real movement, and still exact in every reader of JSON.
 _MOST_DIGITS: Final = 12

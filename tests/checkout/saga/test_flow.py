@@ -305,12 +305,12 @@ async def test_a_refund_that_is_refused_is_a_persons(till: Desk, control: Contro
     assert await till.breaks() == ["refund_failed"]
     assert (await till.balances())["owed"] == PRICE
     assert await broken(till.dsn) == {}
-    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
+    assert await till.refunds.decisions.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
     assert await till.refund_statuses(order) == ["FAILED", "COMPLETED"]
     assert (await till.balances())["owed"] == 0
     assert await till.ended() == {"evt_1": "PROCESSED_COMPENSATED"}
     assert await broken(till.dsn) == {}
-    again: Any = await till.refunds.decide(till.shop.tenant, order.id, payment, "refund")
+    again: Any = await till.refunds.decisions.decide(till.shop.tenant, order.id, payment, "refund")
     assert again.code == "payment_decided"
     assert len(till.given_back()) == 1
 
@@ -390,7 +390,7 @@ async def test_what_is_told_of_a_failed_refund_is_not_the_next_ones(till: Desk, 
     await till.tell("re_1", "evt_2", purpose="refund", state="failed", parent=payment, reference=first.key.hex())
     await till.run()
     assert await till.refund_statuses(order) == ["FAILED"]
-    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
+    assert await till.refunds.decisions.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
     await till.tell("re_1", "evt_3", purpose="refund", parent=payment)
     await till.tell("re_1", "evt_4", purpose="refund", state="failed", parent=payment)
     await till.run()

@@ -20,6 +20,7 @@ from tallystick.checkout.saga.rules import Case, LoggedRefund, Ours, Policy, Rec
 from tallystick.checkout.watermark import rules as watermark
 from tallystick.checkout.watermark.rules import Mark
 from tallystick.ledger.outcome import Rejected
+from tallystick.money.currencies import Wire
 from tallystick.movement.rules import Absence, Begin, KnownIntent, LastAttempt, Wanted, permit
 from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History, LookUp, Patience
 from tallystick.providers.words import (
@@ -84,6 +85,7 @@ class Rules:
         self._lookup = world.lookup
         self._facts = Facts(
             name="stripe",
+            wire=Wire(name="model"),
             key_form="hex64",
             key_characters=64,
             key_horizon=HORIZON * TICK,

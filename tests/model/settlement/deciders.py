@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
+from tallystick.money.currencies import Wire
 from tallystick.movement import steps
 from tallystick.movement.rules import (
     Absence,
@@ -106,6 +107,7 @@ class Rules:
         self._counts_from_the_send = "memory_counts_from_the_first_send" in world.flaws
         self._facts = Facts(
             name="stripe",
+            wire=Wire(name="model"),
             key_form="hex64",
             key_characters=64,
             key_horizon=HORIZON * TICK,

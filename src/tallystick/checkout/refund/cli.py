@@ -106,7 +106,7 @@ async def _decide(  # noqa: PLR0917 - what the command was given
         owner = await service.tenant(tenant)
         if owner is None:
             raise Misconfigured(f"There is no tenant {tenant!r}.")
-        return await service.refunds.decide(
+        return await service.refunds.decisions.decide(
             owner, order, payment, decision, refund_id=refund_id, part=part, evidence=evidence
         )
 

@@ -123,7 +123,7 @@ class Refunds:
         if isinstance(asked, Rejected):
             return asked
         tenant, name = call.access.tenant, call.path("id")
-        decided = await self._refunds.decide(
+        decided = await self._refunds.decisions.decide(
             tenant,
             name,
             asked.payment_intent_id,

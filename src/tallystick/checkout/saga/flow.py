@@ -13,7 +13,8 @@ from typing import Final
 
 import structlog
 
-from tallystick.checkout.refund.flow import Changed, Refunds
+from tallystick.checkout.refund.flow import Refunds
+from tallystick.checkout.refund.review.decisions import Changed
 from tallystick.checkout.saga import store
 from tallystick.checkout.saga.store import PENDING_REFUND, ClaimsLost, Settled
 from tallystick.commit.port import Contended, Lost

@@ -3,10 +3,12 @@
 from datetime import timedelta
 from typing import Final
 
+from tallystick.providers.adyen.currencies import WIRE
 from tallystick.providers.words import Facts, Lookup
 
 FACTS: Final = Facts(
     name="adyen",
+    wire=WIRE,
     key_form="hex64",
     # 3, Idempotency: 64 characters, at least 7 days from the first submission.
     key_characters=64,

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tallystick.money.amounts import from_minor, is_currency
+from tallystick.providers.adyen.currencies import WIRE
 from tallystick.providers.words import Movement, State
 
 # docs/providers.md 3, Payments. Captured as authorised, which is the merchant account's default.
@@ -130,7 +131,7 @@ def micros(amount: Amount) -> int | None:
     """What an amount of Adyen's is worth; None where it cannot be said."""
     if not is_currency(amount.currency):
         return None
-    worth = from_minor(amount.value, amount.currency, provider="adyen")
+    worth = from_minor(amount.value, amount.currency, wire=WIRE)
     return worth if isinstance(worth, int) else None
 
 

@@ -9,6 +9,7 @@ from tallystick.keys.derived import hex64
 from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
 from tallystick.money.currencies import Purpose
 from tallystick.providers.adyen.account import AdyenAccount
+from tallystick.providers.adyen.currencies import WIRE
 from tallystick.providers.adyen.destination import counterparty
 from tallystick.providers.adyen.objects import Amount, is_id
 from tallystick.providers.words import Charge, Refund, Refused, Transfer
@@ -125,7 +126,7 @@ def _amount(amount_micros: int, currency: str, purpose: Purpose) -> Amount | Ref
         return _refused(fault, "The amount is not a positive number of micros that can be held.")
     if not is_currency(currency):
         return _refused("currency_unknown", f"{currency[:8]!r} is not an active currency.")
-    minor = to_minor(amount_micros, currency, provider="adyen", purpose=purpose)
+    minor = to_minor(amount_micros, currency, wire=WIRE, purpose=purpose)
     if isinstance(minor, NotRepresentable):
         return _refused(minor.code, minor.message)
     return Amount(minor, currency)

@@ -4,6 +4,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.providers.square.currencies import WIRE
 from tallystick.providers.words import Facts, Lookup
 
 # 4, Version header: what the official package of the day sends. Pinned: a reply must not change its shape under us.
@@ -11,6 +12,7 @@ SQUARE_VERSION: Final = "2026-09-16"
 
 FACTS: Final = Facts(
     name="square",
+    wire=WIRE,
     key_form="square45",
     key_characters=45,  # 1, Key limit
     key_horizon=timedelta(hours=1),  # 1, Retention: not published, so a short one is assumed

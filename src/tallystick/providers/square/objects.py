@@ -14,6 +14,7 @@ import msgspec
 
 from tallystick.money.amounts import NotRepresentable, from_minor, is_currency
 from tallystick.money.currencies import Purpose
+from tallystick.providers.square.currencies import WIRE
 from tallystick.providers.words import Movement, State
 
 PAYMENT_STATES: Final[Mapping[str, State]] = MappingProxyType(
@@ -273,7 +274,7 @@ def _movement(kept: Kept | Dispute, *, purpose: Purpose, state: State, parent: s
     money = kept.amount_money
     if not is_currency(money.currency):
         raise Unreadable("its currency is none that we know")
-    amount = from_minor(money.amount, money.currency, provider="square")
+    amount = from_minor(money.amount, money.currency, wire=WIRE)
     if isinstance(amount, NotRepresentable):
         raise Unreadable("its amount cannot be held")
     if kept.created_at is not None and kept.created_at.tzinfo is None:

@@ -14,6 +14,7 @@ import msgspec
 from tallystick.keys.derived import square45
 from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
 from tallystick.money.currencies import Purpose
+from tallystick.providers.square.currencies import WIRE
 from tallystick.providers.square.objects import PATHS, Money, is_id
 from tallystick.providers.text import is_writable
 from tallystick.providers.words import Charge, Instruction, Refund, Refused, Transfer, kind_of
@@ -54,7 +55,7 @@ def request_for(instruction: Instruction, location_id: str) -> Request | Refused
     if not is_currency(instruction.currency):
         return _refused("currency_unknown", "The currency is not an active ISO 4217 code in capitals.")
     purpose = kind_of(instruction)
-    minor = to_minor(instruction.amount_micros, instruction.currency, provider="square", purpose=purpose)
+    minor = to_minor(instruction.amount_micros, instruction.currency, wire=WIRE, purpose=purpose)
     if isinstance(minor, NotRepresentable):
         return _refused(minor.code, f"{minor.message} So it is with Square for a {purpose}.")
     money = Money(minor, instruction.currency)

@@ -4,6 +4,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.providers.stripe.currencies import WIRE
 from tallystick.providers.words import Facts, Lookup
 
 # 2.1: what the official package of the day sends. Pinned: a reply must not change its shape under us.
@@ -11,6 +12,7 @@ STRIPE_VERSION: Final = "2026-10-28.endive"
 
 FACTS: Final = Facts(
     name="stripe",
+    wire=WIRE,
     key_form="hex64",
     key_characters=255,  # 1, Key limit
     key_horizon=timedelta(hours=24),  # 1, Retention: at least 24 h, then reuse executes again

@@ -15,6 +15,7 @@ import msgspec
 
 from tallystick.money.amounts import from_minor
 from tallystick.money.currencies import EXPONENTS, Purpose
+from tallystick.providers.stripe.currencies import WIRE
 from tallystick.providers.words import Movement, State
 
 # Our key, in the metadata of whatever we make (docs/providers.md 1, Our own reference).
@@ -321,7 +322,7 @@ def _movement(
     if currency is None:
         raise Unreadable("its currency is none that we know")
     reference = kept.reference
-    amount = from_minor(kept.amount, currency, provider="stripe")
+    amount = from_minor(kept.amount, currency, wire=WIRE)
     # Asked so: whether something is a struct, a metaclass written in Python answers.
     if not isinstance(amount, int):
         raise Unreadable("its amount cannot be held")

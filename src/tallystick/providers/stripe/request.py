@@ -20,6 +20,7 @@ import msgspec
 from tallystick.keys.derived import hex64
 from tallystick.money.amounts import NotRepresentable, amount_fault, is_currency, to_minor
 from tallystick.money.currencies import Purpose
+from tallystick.providers.stripe.currencies import WIRE
 from tallystick.providers.stripe.objects import KEY_FIELD, MARK_FIELD, PATHS, REASON_FIELD, is_id
 from tallystick.providers.text import is_writable
 from tallystick.providers.words import Charge, Instruction, Refund, Refused, Transfer
@@ -94,7 +95,7 @@ def request_for(instruction: Instruction, mark: str = "") -> Request | Refused:
         return _refused(fault, "The amount is not one that can move.")
     if not is_currency(instruction.currency):
         return _refused("currency_unknown", "The currency is not an active ISO 4217 code in capitals.")
-    minor = to_minor(instruction.amount_micros, instruction.currency, provider="stripe", purpose=purpose)
+    minor = to_minor(instruction.amount_micros, instruction.currency, wire=WIRE, purpose=purpose)
     if isinstance(minor, NotRepresentable):
         return _refused(minor.code, f"{minor.message} So it is with Stripe for a {purpose}.")
     request: Request | Refused

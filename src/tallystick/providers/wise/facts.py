@@ -3,10 +3,12 @@
 from datetime import timedelta
 from typing import Final
 
+from tallystick.providers.wise.currencies import WIRE
 from tallystick.providers.words import Facts, Lookup
 
 FACTS: Final = Facts(
     name="wise",
+    wire=WIRE,
     # 1, Key limit: customerTransactionId must be a UUID.
     key_form="uuid",
     key_characters=36,

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from tallystick import queries
-from tallystick.money.amounts import NotRepresentable, format_amount, from_minor, is_currency
-from tallystick.money.currencies import DECIMAL_PROVIDERS
+from tallystick.money.amounts import MICROS_DIGITS, format_amount
+from tallystick.simulator.amounts import IN_MAJOR_UNITS, decimals, is_currency
 from tallystick.simulator.catalogue import CATALOGUE
 from tallystick.simulator.control import Control
 from tallystick.simulator.dialect import Dialect
@@ -105,13 +105,10 @@ def _deliveries(control: Control) -> list[dict[str, Any]]:
 def amount(dialect: str, currency: str, amount: int) -> str:
     """For persons: "3.20 USD". The books hold the provider's minor units, and micros for Wise."""
     code = currency.upper()
-    micros: int | NotRepresentable = amount
     if not is_currency(code):
         return f"{amount} {currency}".strip()
-    if dialect not in DECIMAL_PROVIDERS:
-        micros = from_minor(amount, code, provider=dialect)
-    # A sum can be more than one movement may be.
-    return f"{amount} minor units of {code}" if isinstance(micros, NotRepresentable) else format_amount(micros, code)
+    micros = amount if dialect in IN_MAJOR_UNITS else amount * 10 ** (MICROS_DIGITS - decimals(dialect, code))
+    return format_amount(micros, code)
 
 
 def _words(name: str) -> str:

@@ -42,11 +42,11 @@ async def _in_review(till: Desk, key: str = "k") -> tuple[Any, str]:
 
 async def _keep(till: Desk, order: Any, payment: str, by: str = "anna/tsk_1") -> Any:
     with acting(by):
-        return await till.refunds.decide(till.shop.tenant, order.id, payment, "keep")
+        return await till.refunds.decisions.decide(till.shop.tenant, order.id, payment, "keep")
 
 
 async def _approve(till: Desk, asked: ApprovalView, by: str, *, is_approved: bool = True, key: str = "") -> Any:
-    return await till.refunds.approve(
+    return await till.refunds.decisions.approve(
         till.shop.tenant,
         asked,
         is_approved=is_approved,
@@ -112,7 +112,7 @@ async def test_what_was_given_back_meanwhile_is_no_longer_kept(till: Desk) -> No
     """The second person agrees to what was; it is another thing now."""
     order, payment = await _in_review(till)
     asked = await _keep(till, order, payment)
-    assert await till.refunds.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
+    assert await till.refunds.decisions.decide(till.shop.tenant, order.id, payment, "refund") == "REFUND"
     refused = await _approve(till, asked, "bert/tsk_5")
     assert refused.code == "payment_decided"
     assert await till.refund_statuses(order) == ["COMPLETED"]

@@ -100,7 +100,7 @@ async def decide(
     evidence: str | None = SEEN,
 ) -> Any:
     with acting("anna/tsk_anna"):
-        return await till.refunds.decide(
+        return await till.refunds.decisions.decide(
             till.shop.tenant, order.id, payment, decision, refund_id=refund_id, part=part, evidence=evidence
         )
 
@@ -108,7 +108,7 @@ async def decide(
 async def approve(till: Desk, asked: Any, by: str = "bert/tsk_bert") -> Any:
     assert isinstance(asked, ApprovalView), asked
     with acting(by):
-        return await till.refunds.approve(
+        return await till.refunds.decisions.approve(
             till.shop.tenant,
             asked,
             is_approved=True,
@@ -428,7 +428,7 @@ async def test_what_was_sent_while_the_books_were_asked_is_not_called_failed(
     """The approver's process is stopped; meanwhile it is sent, and whoever sent it dies before he has recorded it."""
     order, payment = await waiting(till)
     asked = await decide(till, order, payment, "failed")
-    says = type(till.refunds)._says
+    says = type(till.refunds.decisions)._says
 
     async def paused(self: Any, *about: Any) -> Any:
         said = await says(self, *about)
@@ -444,7 +444,7 @@ async def test_what_was_sent_while_the_books_were_asked_is_not_called_failed(
         return said
 
     with monkeypatch.context() as pausing:
-        pausing.setattr(type(till.refunds), "_says", paused)
+        pausing.setattr(type(till.refunds.decisions), "_says", paused)
         refused = await approve(till, asked)
     assert isinstance(refused, Rejected)
     assert refused.code == "refund_in_flight"

@@ -16,7 +16,7 @@ from tallystick.checkout.order.rules import order_id as id_of
 from tallystick.checkout.order.rules import order_name, order_unknown
 from tallystick.checkout.postings_store import LedgerRefused
 from tallystick.checkout.refund import store as refunds
-from tallystick.checkout.refund.flow import Changed, Refunds
+from tallystick.checkout.refund.flow import Refunds
 from tallystick.checkout.refund.request import store
 from tallystick.checkout.refund.request.rules import (
     Asked,
@@ -30,6 +30,7 @@ from tallystick.checkout.refund.request.rules import (
     pending,
     refusal_of,
 )
+from tallystick.checkout.refund.review.decisions import Changed
 from tallystick.checkout.refund.store import Begun
 from tallystick.commit.port import Contended, plain_errors
 from tallystick.database.pool import Connection, Database
