@@ -6,11 +6,10 @@ from uuid import uuid4
 from tallystick.database.pool import Database
 from tallystick.ledger.claims import Tenant
 from tallystick.movement import store as intents
-from tallystick.movement.flow import Outgoing, Sender, Sent
-from tallystick.movement.rules import Withheld
+from tallystick.movement.flow import Outgoing, Sender, Sent, terms_of
+from tallystick.movement.rules import Attempt, Withheld
 from tallystick.movement.steps import NOTHING_SENT
-from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.movement.terms import terms_of
+from tallystick.movement.store import Answered, Asking
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import Instruction

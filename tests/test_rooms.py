@@ -16,6 +16,7 @@ PURE_ROOMS: Final = {"money", "keys", "audit"}
 PURE_FILES: Final = {
     "access/api_key.py",
     "checkout/payment/key.py",
+    "checkout/payment/plan.py",
     "checkout/postings.py",
     "errors.py",
     "http/rate.py",
@@ -25,6 +26,7 @@ PURE_FILES: Final = {
     "ledger/velocity.py",
     "movement/mark.py",
     "movement/steps.py",
+    "movement/terms.py",
     "providers/words.py",
     "secret.py",
     "settlement/postings.py",

@@ -16,13 +16,14 @@ from tallystick.movement.rules import (
     Absence,
     AlreadyDone,
     AskFirst,
+    Attempt,
     OtherAccount,
     OtherInstruction,
     PastHorizon,
     StillSending,
     Withheld,
 )
-from tallystick.movement.store import Answered, Asking, Attempt
+from tallystick.movement.store import Answered, Asking
 from tallystick.movement.terms import ProviderTerms
 from tallystick.providers.stripe.facts import FACTS
 from tallystick.providers.words import (

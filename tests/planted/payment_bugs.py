@@ -9,6 +9,7 @@ import msgspec
 
 from tallystick.checkout.order.rules import token_name
 from tallystick.checkout.payment import flow, store
+from tallystick.checkout.payment import plan as planning
 from tallystick.checkout.payment import rules as deciders
 from tallystick.checkout.payment.review.flow import PaymentReviews
 from tallystick.checkout.release.rules import Release
@@ -77,7 +78,7 @@ def sends_for_an_ended_order() -> None:
     """The collector sends whatever may be sent, whoever still wants it."""
     cast("Any", deciders).resend = lambda _order, _history, send, **_more: deciders.Resend(send.tries)
     cast("Any", deciders.Payable).is_open = lambda _self, _now: True
-    cast("Any", store).pay_refusal = lambda _order, _token, **_more: None
+    cast("Any", planning).pay_refusal = lambda _order, _token, **_more: None
 
 
 def any_token_pays() -> None:
@@ -86,7 +87,7 @@ def any_token_pays() -> None:
     def pay_refusal(order: Any, _token: str, *, now: datetime) -> Any:
         return original(order, token_name(order.reservation_token), now=now)
 
-    cast("Any", store).pay_refusal = pay_refusal
+    cast("Any", planning).pay_refusal = pay_refusal
 
 
 def no_fence() -> None:
@@ -127,7 +128,7 @@ def key_is_not_looked_at() -> None:
 
 
 def key_takes_any_body() -> None:
-    cast("Any", store).key_fault = lambda _bound, _asked: None
+    cast("Any", planning).key_fault = lambda _bound, _asked: None
 
 
 def refusal_is_not_recorded() -> None:
@@ -137,13 +138,13 @@ def refusal_is_not_recorded() -> None:
 
 def joining_binds_nothing() -> None:
     """A key that came while an attempt was live is free again when that has failed."""
-    original = store._Batch._bind
+    original = planning._Planner._bind
 
     def bind(self: Any, seen: Any, attempt: int) -> None:
         if seen.charge is None or seen.charge.attempt != attempt:
             original(self, seen, attempt)
 
-    cast("Any", store._Batch)._bind = bind
+    cast("Any", planning._Planner)._bind = bind
 
 
 def holder_is_who_takes_the_next_attempt() -> None:

@@ -11,6 +11,7 @@ from tallystick.errors import ProviderUnreachable
 from tallystick.movement import asking
 from tallystick.movement import flow as sending
 from tallystick.movement import store as intents
+from tallystick.movement.rules import Attempt
 from tallystick.movement.rules import permit as leave_well
 from tallystick.providers import classification, http, paging
 from tallystick.providers.adyen import reading as adyen_reading
@@ -51,7 +52,7 @@ def sent_before_commit() -> None:
     async def begin_and_send(connection: Any, items: Any) -> Any:
         begun = await begin(connection, items)
         for item, attempt in zip(items, begun, strict=True):
-            if isinstance(attempt, intents.Attempt):
+            if isinstance(attempt, Attempt):
                 early = Sending(
                     first_sent_at=attempt.first_sent_at,
                     not_after=attempt.not_after,

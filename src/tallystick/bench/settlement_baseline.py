@@ -16,9 +16,10 @@ from tallystick.commit.port import Contended
 from tallystick.errors import require
 from tallystick.movement import flow as sending
 from tallystick.movement import store as intents
+from tallystick.movement.flow import terms_of
+from tallystick.movement.rules import Attempt
 from tallystick.movement.steps import NOTHING_SENT, Happened, after_answer
-from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.movement.terms import terms_of
+from tallystick.movement.store import Answered, Asking
 from tallystick.providers.steady import steady
 from tallystick.providers.words import Sending
 from tallystick.settings import LIMITS

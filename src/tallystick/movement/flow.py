@@ -22,18 +22,29 @@ import structlog
 
 from tallystick.database.pool import Database
 from tallystick.errors import TallystickError
+from tallystick.money.currencies import Purpose
 from tallystick.movement import asking
 from tallystick.movement import store as intents
 from tallystick.movement.asking import Listed
 from tallystick.movement.evidence import now_after
-from tallystick.movement.rules import Absence
+from tallystick.movement.rules import Absence, Attempt
 from tallystick.movement.steps import History, believed, made_until
-from tallystick.movement.store import Attempt
+from tallystick.movement.terms import ProviderTerms
 from tallystick.movement.witness import Witness
 from tallystick.providers.breaker import BreakerState
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
-from tallystick.providers.words import Absent, Answer, Instruction, Looked, Sending, Transfer, Unknown, is_forgotten
+from tallystick.providers.words import (
+    Absent,
+    Answer,
+    Instruction,
+    Looked,
+    Lookup,
+    Sending,
+    Transfer,
+    Unknown,
+    is_forgotten,
+)
 from tallystick.settings import LIMITS, Limits
 
 log = structlog.get_logger("tallystick.sending")
@@ -210,6 +221,18 @@ class Sender:
 def _trace() -> str:
     """Where it happened, without the values: a log that shows locals would show credentials."""
     return traceback.format_exc()
+
+
+def terms_of(name: str, adapter: Provider, purpose: Purpose) -> ProviderTerms:
+    """As the adapter has them."""
+    return ProviderTerms(
+        name=name,
+        purpose=purpose,
+        account=adapter.account,
+        facts=adapter.facts,
+        lookup=adapter.facts.lookup.get(purpose, Lookup.NONE),
+        refusal=adapter.refusal,
+    )
 
 
 async def call(adapter: Provider, instruction: Instruction, sending: Sending) -> Answer:

@@ -26,7 +26,20 @@ from uuid import UUID
 import msgspec
 
 from tallystick.errors import InvariantBroken
+from tallystick.ledger.claims import Tenant
 from tallystick.providers.words import Charge, Instruction, Lookup, Refund, Transfer, is_forgotten
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An attempt that is committed: its bytes may leave until `not_after`, with this mark."""
+
+    tenant: Tenant
+    provider: str
+    key: bytes
+    number: int
+    first_sent_at: datetime
+    not_after: datetime
+    mark: str = ""
 
 
 class LastAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from tallystick.movement.rules import (
     Absence,
     AlreadyDone,
     AskFirst,
+    Attempt,
     Begin,
     Begun,
     KnownIntent,
@@ -88,18 +89,6 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     def remembered(self) -> timedelta:
         """How long after the creation of what it pays for its key may be relied on."""
         return self.terms.facts.remembered if self.is_relied_on else timedelta()
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """An attempt that is committed: its bytes may leave until `not_after`, with this mark."""
-
-    tenant: Tenant
-    provider: str
-    key: bytes
-    number: int
-    first_sent_at: datetime
-    not_after: datetime
-    mark: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True):

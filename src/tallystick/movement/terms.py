@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 
 from tallystick.money.currencies import Purpose
-from tallystick.providers.port import Provider
 from tallystick.providers.words import Facts, Instruction, Lookup, Refused
 
 
@@ -21,15 +20,3 @@ class ProviderTerms(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     lookup: Lookup
     refusal: Callable[[Instruction], Refused | None]
-
-
-def terms_of(name: str, adapter: Provider, purpose: Purpose) -> ProviderTerms:
-    """As the adapter has them."""
-    return ProviderTerms(
-        name=name,
-        purpose=purpose,
-        account=adapter.account,
-        facts=adapter.facts,
-        lookup=adapter.facts.lookup.get(purpose, Lookup.NONE),
-        refusal=adapter.refusal,
-    )

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from tallystick.access.store import ensure_tenant
+from tallystick.checkout.payment.plan import Click
 from tallystick.checkout.payment.rules import Paying, PaymentPending
-from tallystick.checkout.payment.store import ChargeResult, Click, ClickWork, RecordWork
+from tallystick.checkout.payment.store import ChargeResult, ClickWork, RecordWork
 from tallystick.commit.port import Lost
 from tallystick.database.migrate import migrate
 from tallystick.errors import Busy, ShareUsed

@@ -26,6 +26,18 @@ from tallystick.checkout.order.rules import order_id as id_of
 from tallystick.checkout.order.rules import order_unknown, token_name
 from tallystick.checkout.order.store import Changed, OrderView, unannounced
 from tallystick.checkout.payment import store
+from tallystick.checkout.payment.plan import (
+    Begun,
+    ChargeTerms,
+    ClaimedCharge,
+    Click,
+    Clicked,
+    Closing,
+    Held,
+    Noted,
+    Same,
+)
+from tallystick.checkout.payment.plan import Settled as LookAgain
 from tallystick.checkout.payment.rules import (
     REVIEW_PAUSE,
     Ask,
@@ -47,20 +59,7 @@ from tallystick.checkout.payment.rules import (
     search_for,
     shown,
 )
-from tallystick.checkout.payment.store import (
-    Begun,
-    ChargeResult,
-    ClaimedCharge,
-    Click,
-    Clicked,
-    ClickWork,
-    Closing,
-    Held,
-    Noted,
-    RecordWork,
-    Same,
-)
-from tallystick.checkout.payment.store import Settled as LookAgain
+from tallystick.checkout.payment.store import ChargeResult, ClickWork, RecordWork
 from tallystick.checkout.release.rules import Release, after_cancel
 from tallystick.checkout.release.store import ProviderWord
 from tallystick.commit.group import GroupCommit
@@ -72,12 +71,11 @@ from tallystick.ledger.outcome import Rejected
 from tallystick.movement import asking
 from tallystick.movement.asking import AskedAbout
 from tallystick.movement.evidence import answered, looked_up, now_after
-from tallystick.movement.flow import Outgoing, Sender
+from tallystick.movement.flow import Outgoing, Sender, terms_of
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import Absence
 from tallystick.movement.steps import MOVED_UNDER_ANOTHER_KEY, Failed, Happened, Patience
 from tallystick.movement.store import Answered
-from tallystick.movement.terms import terms_of
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import (
@@ -147,7 +145,7 @@ class Payments:
         self._patience = Patience(
             stuck_after=timedelta(seconds=limits.payment_stuck_seconds), budget=limits.payment_retry_budget
         )
-        self._terms = store.ChargeTerms(
+        self._terms = ChargeTerms(
             providers={name: terms_of(name, adapter, "charge") for name, adapter in providers.items()},
             patience=self._patience,
             lease=timedelta(seconds=limits.payment_lease_seconds),

@@ -20,8 +20,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def method_digest(self) -> bytes | None:
-        """What is kept of the payment method, which may be the encrypted data of a card."""
-        return None if self.payment_method is None else sha256(self.payment_method.encode("utf-8", "replace")).digest()
+        """What is kept of the payment method."""
+        return method_digest(self.payment_method)
+
+
+def method_digest(payment_method: str | None) -> bytes | None:
+    """What is kept of a payment method, which may be the encrypted data of a card."""
+    return None if payment_method is None else sha256(payment_method.encode("utf-8", "replace")).digest()
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):

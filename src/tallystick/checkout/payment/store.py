@@ -3,8 +3,8 @@
 Locks in one order everywhere: orders, the log, intents, attempts.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
 
@@ -12,32 +12,38 @@ import asyncpg
 import msgspec
 
 from tallystick import queries
-from tallystick.audit.author import acting, by_provider, current
+from tallystick.audit.author import acting, by_provider
 from tallystick.checkout.order import rules as order_core
 from tallystick.checkout.order import store as orders
 from tallystick.checkout.order.rules import order_id, order_unknown, token_name
 from tallystick.checkout.order.store import Changed, OrderView, unannounced
-from tallystick.checkout.payment import rules as payment
-from tallystick.checkout.payment.key import Asked, Bound, key_fault
+from tallystick.checkout.payment import rules
+from tallystick.checkout.payment.key import Bound, method_digest
+from tallystick.checkout.payment.plan import (
+    Beginning,
+    Begun,
+    Binding,
+    ChargeTerms,
+    ClaimedCharge,
+    Click,
+    Clicked,
+    ClickFacts,
+    Decided,
+    Later,
+    OrderName,
+    Plan,
+    Settled,
+    begun,
+    plan,
+)
 from tallystick.checkout.payment.rules import (
-    Again,
-    Ask,
-    Begin,
-    Close,
     Entry,
     Hold,
     LoggedCharge,
     Payable,
     PaymentRefused,
     PaymentView,
-    Resend,
-    Settle,
-    Told,
-    charge_of,
     encode_refusal,
-    pay_refusal,
-    recorded_refusal,
-    refusal_of,
     shown,
 )
 from tallystick.checkout.refund import store as refunds
@@ -45,118 +51,25 @@ from tallystick.checkout.refund.rules import RefundView, waits_for
 from tallystick.commit.group import SET_ASIDE, SetAside
 from tallystick.database.literal import booleans, numbers, texts
 from tallystick.database.pool import Connection, Database
-from tallystick.errors import InvariantBroken, RestoredDatabase
+from tallystick.errors import RestoredDatabase
 from tallystick.ledger.claims import Tenant
 from tallystick.ledger.outcome import Rejected
 from tallystick.movement import store as intents
 from tallystick.movement.life import store as life
-from tallystick.movement.rules import LONGEST_TRUSTED, Absence, AskFirst, Withheld, decode_charge
-from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History, Patience
-from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.movement.terms import ProviderTerms
-from tallystick.providers.words import Charge, Lookup
+from tallystick.movement.rules import LONGEST_TRUSTED, Attempt, Withheld, decode_charge
+from tallystick.movement.steps import NOTHING_SENT, Failed, Happened, History
+from tallystick.movement.store import Answered, Asking
+from tallystick.providers.words import Lookup
 from tallystick.webhooks import inbox
 
 _SQL = queries.load(__package__, "store.sql")
 # A gauge says "so many or more".
 _MOST_COUNTED: Final = 10_000
 
-OrderName = tuple[int, UUID]
 KeyName = tuple[int, bytes]
-
-
-class ChargeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a click is decided, wherever it comes in.
-
-    `permit_seconds`: how long bytes may be written. `lease`: how long a charge is left to the one who works on it.
-    """
-
-    providers: Mapping[str, ProviderTerms]
-    patience: Patience
-    lease: timedelta
-    most_attempts: int
-    permit_seconds: float
-
-
-class Click(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants to pay an order. `provider` is for a charge that is new; `token` marks this very call.
-
-    `key` is the caller's own; None: nobody asked, a worker goes on. `told`: the payment was there, and the caller is
-    about to be told so: that is what his key is bound to. `under`: an earlier claim of this call, after the provider's
-    books were asked: what is sent is sent again, and `response` is the evidence that it may be, and `absence` the
-    proof, where they do not show it.
-    """
-
-    tenant: Tenant
-    order_id: UUID
-    name: str
-    reservation_token: str
-    provider: str
-    payment_method: str | None
-    token: UUID
-    key: str | None = None
-    told: Told | None = None
-    under: int | None = None
-    tries: int = 0
-    response: bytes | None = None
-    author: str = msgspec.field(default_factory=current)
-    absence: Absence | None = None
-
-
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that is committed: send it. `history` is what was sent before it."""
-
-    order: Payable
-    charge: LoggedCharge
-    attempt: Attempt
-    instruction: Charge
-    history: History
-    now: datetime
-
-
-class ClaimedCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """A pending charge under a claim: ask the provider's books."""
-
-    tenant: Tenant
-    order: Payable
-    charge: LoggedCharge
-    instruction: Charge
-    history: History
-    now: datetime
-
-
-class Same(msgspec.Struct, frozen=True):
-    """The provider has it, under the log's id. `recorded`: the answer that the caller's key has, where it has one."""
-
-    order: Payable
-    charge: LoggedCharge
-    recorded: PaymentView | None = None
-
-
-class Closing(msgspec.Struct, frozen=True):
-    """What a refused attempt left at the provider is cancelled there, before the next one begins."""
-
-    charge: LoggedCharge
-    now: datetime
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Nobody knows yet. `until`: when it is worth asking again, by the database's clock, which said `now`."""
-
-    charge: LoggedCharge | None
-    until: datetime
-    now: datetime
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """What was stored has decided it, and that is in the log now: look again."""
-
-
-class Noted(msgspec.Struct, frozen=True):
-    """The key is bound to what the caller is about to be told."""
-
-
-Clicked = Begun | ClaimedCharge | Same | Closing | Held | Settled | Noted | Rejected
+KeyOfCaller = tuple[int, str]
+# Of an order that there is not.
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class ChargeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +101,7 @@ class ChargeRow(msgspec.Struct, frozen=True):
     currency: str
     provider: str
     payment_intent_id: str | None
-    status: payment.Status
+    status: rules.Status
     reason: str | None
     response: bytes | None
     due_at: datetime
@@ -256,276 +169,75 @@ async def click(
     if not await life.notice(connection):
         raise RestoredDatabase
     batch = _Batch(connection, terms)
-    await batch.read(items)
-    answers = [batch.decide(item, row) for item, row in zip(items, batch.rows, strict=True)]
-    return await batch.write(answers)
-
-
-class _Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that this batch wants to begin: the first of a new charge, or a further one of `charge`."""
-
-    item: Click
-    order: Payable
-    charge: LoggedCharge
-    instruction: Charge
-    history: History
-    now: datetime
-    is_new: bool
-
-
-class _Binding(msgspec.Struct, frozen=True):
-    """A caller's key that becomes this attempt's."""
-
-    item: Click
-    attempt: int
-
-
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a click is decided by. `is_bound`: its key is this charge's already."""
-
-    item: Click
-    order: Payable
-    charge: LoggedCharge | None
-    is_bound: bool
-    history: History
-    provider: str
-    terms: ProviderTerms
-    now: datetime
-
-
-_Decided = Clicked | _Beginning | Literal[SetAside.SET_ASIDE]
+    return await batch.write(plan(items, await batch.read(items), terms))
 
 
 class _Batch:
-    """One transaction for many clicks: what is read, what is decided, what is to be written."""
+    """One transaction for many clicks: what is read, and what is written of their plan."""
 
     def __init__(self, connection: Connection, terms: ChargeTerms) -> None:
         self._connection = connection
         self._terms = terms
-        self._orders: dict[OrderName, tuple[Payable, datetime]] = {}
-        # For each click, in their order.
-        self.rows: list[asyncpg.Record] = []
-        self._histories: dict[KeyName, History] = {}
-        self._results: list[ChargeResult] = []
-        self._claims: list[tuple[Click, LoggedCharge]] = []
-        self._bindings: dict[tuple[int, str], _Binding] = {}
-        self._touched: set[OrderName] = set()
 
-    async def read(self, items: Sequence[Click]) -> None:
+    async def read(self, items: Sequence[Click]) -> list[ClickFacts]:
         """Lock the orders, then read what was logged and sent for each, and what the callers' keys were used for."""
         places = {(item.tenant.number, item.order_id) for item in items}
         # As the ids sort themselves, and faster.
         ordered = sorted(places, key=lambda place: (place[0], place[1].bytes))
         columns = numbers([tenant for tenant, _ in ordered]), [id_ for _, id_ in ordered]
         rows = await self._connection.fetch(_SQL["lock_orders"], *columns)
-        self._orders = {(row["tenant_id"], row["id"]): (payable(row, row["status"]), row["now"]) for row in rows}
+        locked = {(row["tenant_id"], row["id"]): (payable(row, row["status"]), row["now"]) for row in rows}
         found = await self._connection.fetch(
             _SQL["newest"],
             numbers([item.tenant.number for item in items]),
             [item.order_id for item in items],
             texts([item.key for item in items]),
         )
-        self.rows = sorted(found, key=lambda row: row["place"])
+        newest = sorted(found, key=lambda row: row["place"])
         # Where one order is clicked twice, its history is the same.
         pending = {
             (item.tenant.number, row["idempotency_key"]): row["provider"]
-            for item, row in zip(items, self.rows, strict=True)
+            for item, row in zip(items, newest, strict=True)
             if row["status"] == "PENDING"
         }
-        self._histories = await _histories(self._connection, pending)
+        histories = await _histories(self._connection, pending)
+        return [_facts(item, row, locked, histories) for item, row in zip(items, newest, strict=True)]
 
-    def decide(self, item: Click, row: asyncpg.Record) -> _Decided:
-        """What this click comes to. Two clicks on one order in one batch: the second looks again after the first."""
-        seen = self._see(item, row)
-        if not isinstance(seen, _Seen):
-            return seen
-        if seen.charge is not None and row["token"] == item.token:
-            # This very call, run again after a COMMIT whose answer was lost.
-            return _resumed(seen, row)
-        step = self._next_step(seen)
-        if item.told is not None and not isinstance(step, Again):
-            # What the caller was about to be told is no longer so.
-            return Settled()
-        match step:
-            case Rejected():
-                return step
-            case Hold():
-                return self._held(seen, step)
-            case Begin(attempt):
-                return self._begin(seen, attempt)
-            case Close() | Again() | Settle() | Ask() | Resend():
-                if seen.charge is None:
-                    raise InvariantBroken("a charge that nobody logged is to be gone on with")
-                if isinstance(step, Close):
-                    return Closing(seen.charge, seen.now)
-                return self._go_on(seen, seen.charge, decode_charge(row["instruction"]), step)
-
-    def _held(self, seen: _Seen, hold: Hold) -> Held:
-        if seen.charge is not None:
-            self._bind(seen, seen.charge.attempt)
-        return Held(seen.charge, hold.until, seen.now)
-
-    def _see(self, item: Click, row: asyncpg.Record) -> _Seen | Same | Rejected | Literal[SetAside.SET_ASIDE]:
-        place = item.tenant.number, item.order_id
-        bound = _bound(row)
-        refusal = None if bound is None else key_fault(bound, _asked(item))
-        if refusal is not None:
-            return refusal
-        known = self._orders.get(place)
-        if known is None:
-            return order_unknown(item.name)
-        order, now = known
-        if bound is None:
-            refusal = pay_refusal(order, item.reservation_token, now=now)
-            if refusal is not None:
-                return refusal
-        if place in self._touched or (item.tenant.number, item.key) in self._bindings:
-            return SET_ASIDE
-        charge = None if row["idempotency_key"] is None else _logged(row)
-        if bound is not None:
-            recorded = _recorded_answer(item, order, bound, charge, row)
-            if recorded is not None:
-                return recorded
-        provider = item.provider if charge is None or charge.status == "FAILED" else charge.provider
-        terms = self._terms.providers.get(provider)
-        if terms is None:
-            return _not_configured(provider)
-        history = NOTHING_SENT if charge is None else self._histories.get((place[0], charge.key), NOTHING_SENT)
-        since = order.created_at if charge is None else min(row["since"] or order.created_at, order.created_at)
-        history = msgspec.structs.replace(history, since=since)
-        return _Seen(
-            item=item,
-            order=order,
-            charge=charge,
-            is_bound=bound is not None,
-            history=history,
-            provider=provider,
-            terms=terms,
-            now=now,
-        )
-
-    def _next_step(self, seen: _Seen) -> payment.PayStep | Rejected:
-        item, charge = seen.item, seen.charge
-        if item.under is None:
-            holder = None if charge is None else self._terms.providers.get(charge.provider)
-            return payment.next_step(
-                seen.order,
-                charge,
-                seen.history,
-                account=seen.terms.account,
-                lookup=seen.terms.lookup,
-                now=seen.now,
-                facts=seen.terms.facts,
-                holder=None if holder is None else holder.facts,
-                patience=self._terms.patience,
-                most_attempts=self._terms.most_attempts,
-            )
-        # The books were asked under this claim. Whoever has another one since knows more.
-        is_mine = charge is not None and charge.status == "PENDING" and charge.claim_number == item.under
-        return Resend(item.tries) if is_mine and seen.order.is_open(seen.now) else Hold(seen.now, item.tries)
-
-    def _begin(self, seen: _Seen, attempt: int) -> _Beginning | Rejected:
-        item, order = seen.item, seen.order
-        instruction = charge_of(order, attempt=attempt, provider=seen.provider, payment_method=item.payment_method)
-        refused = seen.terms.refusal(instruction)
-        if refused is not None:
-            # In any form: nothing is logged, because nothing will ever be asked of the provider.
-            return Rejected(
-                "payment_not_possible",
-                f"{seen.provider} cannot take this payment: {refused.code}: {refused.message}",
-                "Correct what it names. The order is still reserved, and nothing was sent.",
-            )
-        self._touched.add((item.tenant.number, item.order_id))
-        self._bind(seen, attempt)
-        charge = LoggedCharge(
-            key=instruction.key,
-            attempt=attempt,
-            provider=seen.provider,
-            status="PENDING",
-            payment_intent_id=None,
-            reason=None,
-            claim_number=1,
-            tries=0,
-            due_at=seen.now + self._terms.lease,
-        )
-        return _Beginning(
-            item=item,
-            order=order,
-            charge=charge,
-            instruction=instruction,
-            history=msgspec.structs.replace(NOTHING_SENT, since=order.created_at),
-            now=seen.now,
-            is_new=True,
-        )
-
-    def _go_on(
-        self, seen: _Seen, charge: LoggedCharge, instruction: Charge, step: Again | Settle | Ask | Resend
-    ) -> _Decided:
-        item, order = seen.item, seen.order
-        if isinstance(step, Again):
-            if item.told is None:
-                return Same(order, charge)
-            self._bind(seen, charge.attempt)
-            return Noted()
-        self._bind(seen, charge.attempt)
-        self._touched.add((item.tenant.number, item.order_id))
-        if isinstance(step, Settle):
-            self._results.append(_settled(item, charge, step.verdict, seen.history))
-            return Settled()
-        claim, tries = item.under or charge.claim_number + 1, step.tries if isinstance(step, Resend) else charge.tries
-        # What is sent again was asked about. Stored with what comes of the send: killed before, it is asked anew.
-        is_asked = charge.ask_first and isinstance(step, Ask)
-        claimed = msgspec.structs.replace(charge, claim_number=claim, tries=tries, ask_first=is_asked)
-        self._claims.append((item, claimed))
-        if isinstance(step, Ask):
-            return ClaimedCharge(
-                tenant=item.tenant,
-                order=order,
-                charge=claimed,
-                instruction=instruction,
-                history=seen.history,
-                now=seen.now,
-            )
-        return _Beginning(
-            item=item,
-            order=order,
-            charge=claimed,
-            instruction=instruction,
-            history=seen.history,
-            now=seen.now,
-            is_new=False,
-        )
-
-    def _bind(self, seen: _Seen, attempt: int) -> None:
-        """From this commit on the caller's key is that attempt's, whose answer is its own."""
-        if seen.item.key is not None and not seen.is_bound:
-            self._bindings[seen.item.tenant.number, seen.item.key] = _Binding(seen.item, attempt)
-
-    async def write(self, answers: Sequence[_Decided]) -> list[Clicked | Literal[SetAside.SET_ASIDE]]:
+    async def write(self, planned: Plan) -> list[Clicked | Literal[SetAside.SET_ASIDE]]:
         """Claims, intents with their attempts, new charges: all that must be durable before anything is sent."""
-        if self._results:
-            await record(self._connection, self._results)
-        if self._claims:
-            await self._claim()
-        beginnings = [answer for answer in answers if isinstance(answer, _Beginning)]
-        begun: dict[UUID, Attempt | Withheld] = {}
+        if planned.decided:
+            await record(self._connection, [_result(one) for one in planned.decided])
+        if planned.claims:
+            await self._claim(planned.claims)
+        beginnings = planned.beginnings
+        attempts: dict[UUID, Attempt | Withheld] = {}
         doubtful: set[UUID] = set()
+        bindings = planned.bindings
         if beginnings:
             doubtful = await self._in_doubt([one for one in beginnings if one.is_new])
             asked = [self._asking(one, is_relied_on=one.item.token not in doubtful) for one in beginnings]
-            attempts = await intents.begin(self._connection, asked)
-            begun = {asking.token: attempt for asking, attempt in zip(asked, attempts, strict=True)}
+            made = await intents.begin(self._connection, asked)
+            attempts = {asking.token: attempt for asking, attempt in zip(asked, made, strict=True)}
             fresh = [beginning for beginning in beginnings if beginning.is_new]
             if fresh:
-                await self._log(fresh)
+                # In one statement with the charges that they are bound to.
+                await self._log(fresh, bindings)
+                bindings = {}
             if doubtful:
                 keys = [one.charge.key for one in beginnings if one.item.token in doubtful]
                 await self._connection.execute(_SQL["ask_first"], keys)
-        if self._bindings:
-            await self._connection.execute(_SQL["bind"], *self._bound_keys())
-        return [_begun(answer, begun, doubtful) if isinstance(answer, _Beginning) else answer for answer in answers]
+        if bindings:
+            await self._connection.execute(_SQL["bind"], *_bound_keys(bindings))
+        return [
+            begun(answer, attempts, doubtful)
+            if isinstance(answer, Beginning)
+            else SET_ASIDE
+            if isinstance(answer, Later)
+            else answer
+            for answer in planned.answers
+        ]
 
-    async def _in_doubt(self, fresh: Sequence[_Beginning]) -> set[UUID]:
+    async def _in_doubt(self, fresh: Sequence[Beginning]) -> set[UUID]:
         """Of which of them a lost life may have charged a further attempt, after this one was refused.
 
         A provider need not keep a refusal under its key: that protects nobody then.
@@ -540,7 +252,7 @@ class _Batch:
             (one, key)
             for one in fresh
             if found[one.charge.provider]["has_orphans"]
-            for key in payment.search_for(
+            for key in rules.search_for(
                 one.order,
                 NOTHING_SENT,
                 attempt=one.charge.attempt,
@@ -556,8 +268,8 @@ class _Batch:
             later[row["place"] - 1][0].item.token for row in rows
         }
 
-    async def _claim(self) -> None:
-        ordered = sorted(self._claims, key=lambda claim: (claim[1].key, claim[0].tenant.number))
+    async def _claim(self, claims: Sequence[tuple[Click, LoggedCharge]]) -> None:
+        ordered = sorted(claims, key=lambda claim: (claim[1].key, claim[0].tenant.number))
         await self._connection.execute(
             _SQL["claim_again"],
             [item.tenant.number for item, _ in ordered],
@@ -568,7 +280,7 @@ class _Batch:
             [item.response for item, _ in ordered],
         )
 
-    async def _log(self, fresh: Sequence[_Beginning]) -> None:
+    async def _log(self, fresh: Sequence[Beginning], bindings: Mapping[KeyOfCaller, Binding]) -> None:
         fresh = sorted(fresh, key=lambda one: (one.charge.key, one.item.tenant.number))
         await self._connection.execute(
             _SQL["log_charges"],
@@ -582,24 +294,10 @@ class _Batch:
             [one.now for one in fresh],
             self._terms.lease,
             texts([one.item.author for one in fresh]),
-            *self._bound_keys(),
-        )
-        # In one statement with the charges that they are bound to.
-        self._bindings = {}
-
-    def _bound_keys(self) -> tuple[object, ...]:
-        """Sorted: two batches that use the same keys for other orders wait for each other in one direction only."""
-        ordered = [self._bindings[name] for name in sorted(self._bindings)]
-        return (
-            numbers([one.item.tenant.number for one in ordered]),
-            texts([one.item.key for one in ordered]),
-            [one.item.order_id for one in ordered],
-            numbers([one.attempt for one in ordered]),
-            [_asked(one.item).method_digest for one in ordered],
-            texts([one.item.told for one in ordered]),
+            *_bound_keys(bindings),
         )
 
-    def _asking(self, beginning: _Beginning, *, is_relied_on: bool) -> Asking:
+    def _asking(self, beginning: Beginning, *, is_relied_on: bool) -> Asking:
         return Asking(
             tenant=beginning.item.tenant,
             terms=self._terms.providers[beginning.charge.provider],
@@ -740,56 +438,71 @@ async def _histories(connection: Connection, pending: Mapping[KeyName, str]) -> 
     return found
 
 
-def _begun(
-    beginning: _Beginning, begun: Mapping[UUID, Attempt | Withheld], doubtful: Collection[UUID]
-) -> Begun | ClaimedCharge | Held:
-    attempt = begun[beginning.item.token]
-    if isinstance(attempt, AskFirst):
-        # What is only doubted is asked for at once: a buyer waits, and its own key is remembered.
-        if attempt.from_ > beginning.now and beginning.item.token not in doubtful:
-            return Held(beginning.charge, attempt.from_, beginning.now)
-        # Logged, and not sent: the provider may have forgotten its key, so its books are asked first.
-        return ClaimedCharge(
-            tenant=beginning.item.tenant,
-            order=beginning.order,
-            charge=beginning.charge,
-            instruction=beginning.instruction,
-            history=msgspec.structs.replace(beginning.history, since=attempt.since),
-            now=beginning.now,
+def _facts(
+    item: Click,
+    row: asyncpg.Record,
+    locked: Mapping[OrderName, tuple[Payable, datetime]],
+    histories: Mapping[KeyName, History],
+) -> ClickFacts:
+    known = locked.get((item.tenant.number, item.order_id))
+    if known is None:
+        return ClickFacts(order=None, now=_NEVER, bound=_bound(row))
+    order, now = known
+    bound = _bound(row)
+    if row["idempotency_key"] is None:
+        return ClickFacts(
+            order=order, now=now, bound=bound, history=msgspec.structs.replace(NOTHING_SENT, since=order.created_at)
         )
-    if not isinstance(attempt, Attempt):
-        # Somebody is at it, or it was done a moment ago: what is stored decides next time.
-        return Held(beginning.charge, beginning.now, beginning.now)
-    return Begun(
-        order=beginning.order,
-        charge=beginning.charge,
-        attempt=attempt,
-        instruction=beginning.instruction,
-        history=beginning.history,
-        now=beginning.now,
+    charge = _logged(row)
+    keyed = None
+    if bound is not None:
+        keyed = charge if charge.attempt == bound.attempt else _logged(row, "older_")
+    history = histories.get((item.tenant.number, charge.key), NOTHING_SENT)
+    return ClickFacts(
+        order=order,
+        now=now,
+        bound=bound,
+        charge=charge,
+        instruction=decode_charge(row["instruction"]),
+        keyed=keyed,
+        history=msgspec.structs.replace(history, since=min(row["since"] or order.created_at, order.created_at)),
+        begun=_attempt(item, charge, row) if row["token"] == item.token else None,
     )
 
 
-def _resumed(seen: _Seen, row: asyncpg.Record) -> Begun | Held:
-    if seen.charge is None or seen.charge.status != "PENDING":
-        return Held(seen.charge, seen.now, seen.now)
-    attempt = Attempt(
-        seen.item.tenant,
-        seen.charge.provider,
-        seen.charge.key,
+def _attempt(item: Click, charge: LoggedCharge, row: asyncpg.Record) -> Attempt:
+    return Attempt(
+        item.tenant,
+        charge.provider,
+        charge.key,
         row["number"],
         row["first_sent_at"],
         row["not_after"],
         intents.mark_in(row),
     )
-    return Begun(
-        order=seen.order,
-        charge=seen.charge,
-        attempt=attempt,
-        instruction=decode_charge(row["instruction"]),
-        # Nothing was sent under this attempt yet; whether anything was before it, its number tells.
-        history=NOTHING_SENT if attempt.number == 1 else seen.history,
-        now=seen.now,
+
+
+def _result(one: Decided) -> ChargeResult:
+    return ChargeResult(
+        tenant=one.item.tenant,
+        order_id=one.item.order_id,
+        charge=one.charge,
+        entry=one.verdict,
+        awaits_customer=one.awaits_customer,
+        refused=one.refused,
+    )
+
+
+def _bound_keys(bindings: Mapping[KeyOfCaller, Binding]) -> tuple[object, ...]:
+    """Sorted: two batches that use the same keys for other orders wait for each other in one direction only."""
+    ordered = [bindings[name] for name in sorted(bindings)]
+    return (
+        numbers([one.item.tenant.number for one in ordered]),
+        texts([one.item.key for one in ordered]),
+        [one.item.order_id for one in ordered],
+        numbers([one.attempt for one in ordered]),
+        [method_digest(one.item.payment_method) for one in ordered],
+        texts([one.item.told for one in ordered]),
     )
 
 
@@ -858,27 +571,6 @@ def _refusal(item: ChargeResult) -> bytes | None:
     return None if item.refused is None else encode_refusal(item.refused)
 
 
-def _settled(item: Click, charge: LoggedCharge, verdict: Happened | Failed, history: History) -> ChargeResult:
-    """What was stored already decides: in the words that it left."""
-    return ChargeResult(
-        tenant=item.tenant,
-        order_id=item.order_id,
-        charge=charge,
-        entry=verdict,
-        awaits_customer=isinstance(verdict, Happened) and history.done_state == "waiting",
-        refused=refusal_of(item.name, charge, verdict.reason) if isinstance(verdict, Failed) else None,
-    )
-
-
-def _asked(item: Click) -> Asked:
-    return Asked(
-        key=item.key or "",
-        order_id=item.order_id,
-        reservation_token=item.reservation_token,
-        payment_method=item.payment_method,
-    )
-
-
 def _bound(row: asyncpg.Record) -> Bound | None:
     if row["bound_order"] is None:
         return None
@@ -889,17 +581,6 @@ def _bound(row: asyncpg.Record) -> Bound | None:
         attempt=row["bound_attempt"],
         told=row["told"],
     )
-
-
-def _recorded_answer(
-    item: Click, order: Payable, bound: Bound, newest: LoggedCharge | None, row: asyncpg.Record
-) -> Same | Rejected | None:
-    """The answer that the key has; None: its attempt has none yet."""
-    charge = newest if newest is not None and newest.attempt == bound.attempt else _logged(row, "older_")
-    if charge.status == "PENDING":
-        return None
-    answered = charge.answered(bound.told)
-    return recorded_refusal(item.name, charge) if answered is None else Same(order, charge, answered)
 
 
 def _payment_view(row: asyncpg.Record) -> PaymentView | None:
@@ -960,12 +641,4 @@ def _logged(row: asyncpg.Record, of: str = "") -> LoggedCharge:
         absent_at=None if of else row["absent_at"],
         is_confirmable=row[f"{of}is_confirmable"],
         ask_first=not of and row["ask_first"],
-    )
-
-
-def _not_configured(provider: str) -> Rejected:
-    return Rejected(
-        "provider_not_configured",
-        f"The provider {provider!r} is not configured here.",
-        "Have its account configured (TALLY_PROVIDER, TALLY_<PROVIDER>_...), then send the same request again.",
     )

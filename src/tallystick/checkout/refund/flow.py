@@ -49,7 +49,7 @@ from tallystick.errors import TallystickError, Unreachable
 from tallystick.movement import asking
 from tallystick.movement.asking import AskedAbout
 from tallystick.movement.evidence import answered, looked_up, now_after
-from tallystick.movement.flow import Outgoing, Sender
+from tallystick.movement.flow import Outgoing, Sender, terms_of
 from tallystick.movement.life import orphans
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import STOPPED_PAUSE, Absence
@@ -62,7 +62,6 @@ from tallystick.movement.steps import (
     made_until,
 )
 from tallystick.movement.store import Answered
-from tallystick.movement.terms import terms_of
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import Absent, Answer, Done, Found, Looked, Lookup

@@ -26,9 +26,9 @@ from tallystick.keys.derived import is_reference, reference_bounds
 from tallystick.ledger.claims import Tenant
 from tallystick.movement import store as intents
 from tallystick.movement.life import store as life
-from tallystick.movement.rules import LONGEST_TRUSTED, Absence, AskFirst, decode_refund
+from tallystick.movement.rules import LONGEST_TRUSTED, Absence, AskFirst, Attempt, decode_refund
 from tallystick.movement.steps import NOTHING_SENT, UNPROVEN, Failed, Happened, History
-from tallystick.movement.store import Answered, Asking, Attempt
+from tallystick.movement.store import Answered, Asking
 from tallystick.movement.terms import ProviderTerms
 from tallystick.providers.words import Refund
 from tallystick.webhooks import inbox

@@ -29,12 +29,13 @@ from tallystick.errors import RestoredDatabase, Unreachable
 from tallystick.movement import asking
 from tallystick.movement import store as intents
 from tallystick.movement.evidence import Evidence, now_after
-from tallystick.movement.flow import Outgoing, Sender
+from tallystick.movement.flow import Outgoing, Sender, terms_of
 from tallystick.movement.life import store as life
 from tallystick.movement.rules import (
     Absence,
     AlreadyDone,
     AskFirst,
+    Attempt,
     OtherAccount,
     OtherInstruction,
     OtherKey,
@@ -60,8 +61,7 @@ from tallystick.movement.steps import (
     after_look,
     next_step,
 )
-from tallystick.movement.store import Answered, Asking, Attempt
-from tallystick.movement.terms import terms_of
+from tallystick.movement.store import Answered, Asking
 from tallystick.providers.port import Provider
 from tallystick.providers.steady import steady
 from tallystick.providers.words import (
