@@ -1,6 +1,7 @@
 """Bugs that a restored backup would bring to light: see `bugs`."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from tallystick.providers.words import Absent, Lookup, Undecided
 from tallystick.recovery import flow as recovery
 from tallystick.recovery import payment_store as marks
 from tallystick.recovery import reading
+from tallystick.settlement.tick import flow as ticks
 from tests.planted.bug import Bug, migrated
 
 MEMORY: Final = "tests/movement/test_memory.py::"
@@ -84,7 +86,13 @@ def known_until_ignored() -> None:
     def leave_trusting(known: Any, wanted: Any, **times: Any) -> Any:
         return permit(known, wanted, **{**times, "known_until": None})
 
+    async def nothing(_connection: Any, _provider: str) -> None:
+        return None
+
     _spoil(leave_trusting)
+    # Nor does a tick ask by itself.
+    ticking: Any = ticks
+    ticking.life = SimpleNamespace(**{**vars(ticking.life), "unread_in": nothing})
 
 
 def orphans_ignored() -> None:

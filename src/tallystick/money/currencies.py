@@ -13,7 +13,7 @@ MIR, a copy of that page elsewhere; U, unverified: nobody of us saw it confirmed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -66,7 +66,7 @@ class Wire:
     """
 
     name: str
-    rules: Mapping[str, WireRule] = MappingProxyType({})
+    rules: Mapping[str, WireRule] = field(default_factory=lambda: MappingProxyType({}))
     in_major_units: bool = False
 
 

@@ -39,6 +39,8 @@ from tallystick.webhooks.log.port import Answered, Delivery, Direct, EventLog
 log = structlog.get_logger("tallystick.http")
 
 PREFIX: Final = "/webhooks/"
+# A receiver that is full makes room for this part of it at once.
+_PART: Final = 32
 _CODES: Final = {
     "timestamp_stale": "webhook_stale",
     "timestamp_future": "webhook_stale",
@@ -150,6 +152,8 @@ class WebhookReceiver:
         self._bytes = 0
         # Those whose bodies are still coming: they give way to others.
         self._coming: set[Arrival] = set()
+        # How much of theirs is in `_bytes`: counted along, because each packet of a flood would add them all up.
+        self._coming_bytes = 0
         self.stored: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -204,7 +208,9 @@ class WebhookReceiver:
 
     def await_rest(self, arrival: Arrival) -> None:
         """More of its body is to come: until then it gives way to others."""
-        self._coming.add(arrival)
+        if arrival not in self._coming:
+            self._coming.add(arrival)
+            self._coming_bytes += arrival.bytes
 
     def grown(self, arrival: Arrival, size: int) -> Refusal | None:
         """So much of its body came by now."""
@@ -262,9 +268,15 @@ class WebhookReceiver:
 
     def _leave(self, arrival: Arrival) -> None:
         arrival.is_storing = False
-        self._coming.discard(arrival)
+        self._has_come(arrival)
         self._bytes -= arrival.bytes
         arrival.bytes = 0
+
+    def _has_come(self, arrival: Arrival) -> None:
+        """It gives way no more: it is whole, or gone."""
+        if arrival in self._coming:
+            self._coming.remove(arrival)
+            self._coming_bytes -= arrival.bytes
 
     def abandon(self, arrival: Arrival) -> None:
         """Give its room back, unless it is being stored: then `end` does."""
@@ -290,7 +302,7 @@ class WebhookReceiver:
                 raise
             return arrival.refusal
         finally:
-            self._coming.discard(arrival)
+            self._has_come(arrival)
 
     async def _read(self, arrival: Arrival, receive: Receive) -> bytes | Refusal:
         parts: list[bytes] = []
@@ -321,14 +333,18 @@ class WebhookReceiver:
             return _later("busy", self._limits.retry_after_seconds, _CLOSE)
         self._bytes += wanted
         arrival.bytes = size
+        if arrival in self._coming:
+            self._coming_bytes += wanted
         return None
 
     def _made_room(self, wanted: int, arrival: Arrival) -> bool:
         """Let bodies that are still coming give way. False: there is no room, or `arrival` itself is who must."""
         most = self._limits.webhook_bytes
-        if self._bytes - sum(one.bytes for one in self._coming) + arrival.bytes + wanted > most:
+        own = arrival.bytes if arrival in self._coming else 0
+        if self._bytes - self._coming_bytes + own + wanted > most:
             return False
-        for one in shed(self._coming, self._bytes + wanted - most, lambda one: one.bytes):
+        # More than is wanted, so that not every packet of a flood has to look at everybody.
+        for one in shed(self._coming, max(self._bytes + wanted - most, most // _PART), lambda one: one.bytes):
             if one is arrival:
                 return False
             one.cut(_later("busy", self._limits.retry_after_seconds, _CLOSE))

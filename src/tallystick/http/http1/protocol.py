@@ -50,6 +50,8 @@ _NO_ROOM: Final = refused(
         "Connect again after the seconds in Retry-After.",
     )
 )
+# A reply as large as this goes out beside its head instead of behind it.
+_SHARED_FROM: Final = 65_536
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -269,8 +271,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def written(status: int, headers: list[Header], body: bytes) -> bytes:
     """A whole reply. The headers are taken as they are: nothing in them may come from a caller."""
+    return _head(status, headers, len(body)) + body
+
+
+def _head(status: int, headers: list[Header], length: int) -> bytes:
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, _PHRASES[status], lines, len(body), body)
+    return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n\r\n" % (status, _PHRASES[status], lines, length)
 
 
 def sent_whole(cycle: object, status: int, media_type: bytes, body: bytes) -> bool:
@@ -289,7 +295,12 @@ def sent_whole(cycle: object, status: int, media_type: bytes, body: bytes) -> bo
         return False
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
-    cycle.transport.write(written(status, [*cycle.default_headers, (b"content-type", media_type)], body))
+    headers = [*cycle.default_headers, (b"content-type", media_type)]
+    if len(body) < _SHARED_FROM:
+        cycle.transport.write(written(status, headers, body))
+    else:
+        # Not a copy for each connection: who never reads it would have us hold one for half a minute.
+        cycle.transport.writelines([_head(status, headers, len(body)), body])
     cycle.message_event.set()
     cycle.on_response()
     return True

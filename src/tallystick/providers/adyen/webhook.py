@@ -144,7 +144,7 @@ def _standard_events(account: AdyenAccount, body: bytes) -> tuple[Event, ...] | 
         return _too_many()
     notification = read(body, _Standard)
     if notification is None or not notification.notification_items:
-        return Forged("unreadable", "There is no HmacSignature, and the body is no list of signed items.")
+        return Forged("unsigned", "There is no HmacSignature, and the body is no list of signed items.")
     if len(notification.notification_items) > MOST_ITEMS:
         return _too_many()
     events: list[Event] = []
@@ -153,7 +153,7 @@ def _standard_events(account: AdyenAccount, body: bytes) -> tuple[Event, ...] | 
         item = read(raw, _Item)
         # The first bad one forges the whole: whoever signs nothing is not worth the work for the others.
         if item is None:
-            return Forged("unreadable", "An item cannot be read, or has no signature.")
+            return Forged("unsigned", "An item cannot be read, or has no signature.")
         fault = _item_fault(account, item)
         if fault is not None:
             return fault
