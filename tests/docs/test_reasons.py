@@ -111,7 +111,7 @@ OF_FLOW: Final[dict[Flow, tuple[str, ...]]] = {
         "checkout/payment/rules.py",
         "checkout/payment/flow.py",
         "checkout/payment/review/flow.py",
-        "checkout/payment/store.py",
+        "checkout/payment/plan.py",
     ),
     "refund": ("checkout/refund/rules.py", "checkout/refund/flow.py", "checkout/refund/review/decisions.py"),
 }

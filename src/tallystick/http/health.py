@@ -18,8 +18,8 @@ from tallystick.settings import LIMITS
 
 # Shorter than a load balancer's own patience (often 5 s), so that the reason still reaches whoever looks.
 _CHECK_SECONDS = 2.0
-# How long an answer of the database stands: a loop of questions must not become one of connections.
-_ANSWER_SECONDS = 0.2
+# How long it stands that the database is away: a loop of questions must not become one of connections.
+_AWAY_SECONDS = 0.2
 # Scrapers come every 15 s or so; anybody may, as often as he likes, and the database is asked no oftener than this.
 _FIGURES_SECONDS = 5.0
 _EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +43,7 @@ class Vitals:
         self._service = service
         self._metrics = metrics
         self._asking: asyncio.Task[Check] | None = None
-        self._answered_at = 0.0
+        self._away_at = -_AWAY_SECONDS
         self._figures: dict[str, _Remembered[Any]] = {}
         for one in figures:
             require(one.unread not in self._figures, f"two figures are called {one.unread}")
@@ -91,15 +91,16 @@ class Vitals:
         return True
 
     async def _database_once(self) -> Check:
-        # Anybody may ask: however many do, the database is asked by one at a time, and so often a second.
+        # Anybody may ask: however many do, the database is asked by one at a time; one that is away, so often a second.
         now = asyncio.get_running_loop().time()
-        if self._asking is None or (self._asking.done() and now - self._answered_at >= _ANSWER_SECONDS):
+        if self._asking is None or (self._asking.done() and now - self._away_at >= _AWAY_SECONDS):
             self._asking = asyncio.create_task(self._database())
-            self._asking.add_done_callback(self._note_when)
+            self._asking.add_done_callback(self._note_if_away)
         return await asyncio.shield(self._asking)
 
-    def _note_when(self, _asked: "asyncio.Task[Check]") -> None:
-        self._answered_at = asyncio.get_running_loop().time()
+    def _note_if_away(self, asked: "asyncio.Task[Check]") -> None:
+        if not asked.cancelled() and asked.exception() is None and not asked.result().ok:
+            self._away_at = asyncio.get_running_loop().time()
 
     async def _database(self) -> Check:
         try:
