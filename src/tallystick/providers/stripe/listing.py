@@ -32,8 +32,10 @@ _MOST_PAGES_OF_A_SECOND: Final = 100
 MOST_NAMED: Final = 20
 _ORDER: Final[tuple[Purpose, ...]] = ("charge", "refund", "transfer", "payout")
 _MISSING_STATUSES: Final = frozenset({400, 404})
-# What a connected account that left us is answered with.
-_LEFT_STATUSES: Final = frozenset({401, 403, 404})
+# How Stripe says that a connected account is none of ours any more. Nothing less: credentials that are not taken, or
+# may not list, look the same by their status, and a list that they hide has not been read.
+_LEFT_STATUS: Final = 403
+_LEFT: Final = '"account_invalid"'
 # The code of an id that Stripe does not have (any more).
 _MISSING: Final = "resource_missing"
 
@@ -96,7 +98,7 @@ async def _kind(
                 else:
                     yield movement
     except BrokenOff as error:
-        if account and error.exchange.status in _LEFT_STATUSES:
+        if account and error.exchange.status == _LEFT_STATUS and _LEFT in error.exchange.said:
             # Its owner has disconnected it, or it was closed: nothing can be ordered from it either.
             odd.append(f"payouts of {account} ({error})")
             return
